@@ -30,11 +30,11 @@ FIGURES = {
 
 
 class Figure(TypedDict):
-    """A figure and the ends of its interval; None = no interval."""
+    """A figure and the ends of its interval; NaN = no interval."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     noise: NotRequired[float]
     sampled: NotRequired[bool]  # whether it is estimated from a sample of all pairs
 
@@ -63,7 +63,7 @@ def assessment(
         classes: Names of the classes, in order.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
-    gain, all_told = _figure(metrics, "gain"), all(each["images"] for each in described)
+    gain, complete = _figure(metrics, "gain"), all(each["images"] for each in described)
     return {
         "kind": kind,
         "model": model,
@@ -71,7 +71,7 @@ def assessment(
         "images": metrics.get("num-examples"),
         "patients": metrics.get("num-patients"),
         **{name: _figure(metrics, metric) for name, metric in FIGURES.items()},
-        "compared": direction(gain) if gain and (all_told or "noise" not in gain) else "",
+        "compared": direction(gain) if gain and (complete or "noise" not in gain) else "",
         "largest_class": largest_class(described),
         "classes": described,
         "confusion": _confusion(metrics, len(classes)),
@@ -83,18 +83,10 @@ def _figure(metrics: Mapping[str, float], name: str) -> Figure | None:
     if not isfinite(value := metrics.get(name, nan)):
         return None
     low, high = (metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))
-    figure = _estimate(value, low, high)
+    figure: Figure = {"value": value, "low": low, "high": high}
     if f"{name}-noise" in metrics:
         figure["noise"] = metrics[f"{name}-noise"]
     return figure
-
-
-def _estimate(value: float, low: float, high: float) -> Figure:
-    return {
-        "value": value,
-        "low": low if isfinite(low) else None,
-        "high": high if isfinite(high) else None,
-    }
 
 
 def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -102,7 +94,7 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
     recall = _figure(metrics, f"recall-of-class-{k}")
     if recall is None and images and right is not None:
-        recall = {"value": right / images, "low": None, "high": None}
+        recall = {"value": right / images, "low": nan, "high": nan}
     return {
         "name": name,
         "images": images,
@@ -117,11 +109,11 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
 
 def largest_class(described: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The class with most images, and its share of all images."""
-    told = [each for each in described if each["images"]]
-    if not told:
+    known = [each for each in described if each["images"]]
+    if not known:
         return None
-    most = max(told, key=lambda each: float(each["images"]))
-    return {"name": most["name"], "share": most["images"] / sum(each["images"] for each in told)}
+    most = max(known, key=lambda each: float(each["images"]))
+    return {"name": most["name"], "share": most["images"] / sum(each["images"] for each in known)}
 
 
 def _confusion(metrics: Mapping[str, float], count: int) -> list[list[float | None]]:
@@ -152,18 +144,17 @@ def combine(weights: Sequence[float], figures: Sequence[Figure]) -> Figure:
     """
     factors = np.array(weights)
     values = np.array([each["value"] for each in figures])
-    low, high = (np.array([_end(each, end) for each in figures]) for end in ("low", "high"))
+    low, high = np.array([(each["low"], each["high"]) for each in figures]).T
     value = float(factors @ values)
     below, above = (
         factors * np.where(factors > 0, one, other)
         for one, other in ((values - low, high - values), (high - values, values - low))
     )
-    return _estimate(value, value - sqrt(below @ below), value + sqrt(above @ above))
-
-
-def _end(figure: Figure, end: str) -> float:
-    value: float | None = figure["low"] if end == "low" else figure["high"]
-    return nan if value is None else value
+    return {
+        "value": value,
+        "low": value - sqrt(below @ below),
+        "high": value + sqrt(above @ above),
+    }
 
 
 def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
@@ -178,8 +169,8 @@ def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
         [
             {
                 "value": fmean(each["value"] for each in here),
-                "low": fmean(_end(each, "low") for each in here),
-                "high": fmean(_end(each, "high") for each in here),
+                "low": fmean(each["low"] for each in here),
+                "high": fmean(each["high"] for each in here),
             }
             for here in at.values()
         ],
@@ -200,7 +191,7 @@ def direction(difference: Figure) -> str:
         "better", "worse", "not shown"; empty if the difference has no interval.
     """
     value, low, high = difference["value"], difference["low"], difference["high"]
-    if low is None or high is None:
+    if not (isfinite(low) and isfinite(high)):
         return ""
     noise = Z * difference.get("noise", 0.0)
     below, above = (sqrt(max((value - end) ** 2 - noise**2, 0.0)) for end in (low, high))
@@ -213,7 +204,7 @@ def number(figure: Figure, signed: bool = False) -> str:
     """A figure in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
     sign = "+" if signed else ""
     known = (figure["value"], figure["low"], figure["high"])
-    value, *ends = (f"{each:{sign}.3f}" for each in known if each is not None)
+    value, *ends = (f"{each:{sign}.3f}" for each in known if isfinite(each))
     if not ends and "noise" in figure:
         return f"{value} (noise ±{Z * figure['noise']:.3f})"
     return f"{value} ({' to '.join(ends)})" if ends else value

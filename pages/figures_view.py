@@ -21,11 +21,11 @@ def compared_cell(row: Assessment) -> object:
     return Marked(text, judgement) if judgement in ("good", "bad") else text
 
 
-def figure_cell(told: Figure | None, *, signed: bool = False) -> str:
+def figure_cell(figure: Figure | None, *, signed: bool = False) -> str:
     """A figure with its interval, without line breaks in the interval."""
-    if told is None:
+    if figure is None:
         return "–"
-    value, _, within = number(told, signed).partition(" ")
+    value, _, within = number(figure, signed).partition(" ")
     return f"{value} {within.replace(' ', NO_BREAK)}".strip()
 
 
@@ -44,24 +44,21 @@ def whole_number(count: float | None) -> str:
     return "–" if count is None else f"{count:.1f}".removesuffix(".0")
 
 
-def span(told: Figure | None) -> Span:
+def span(figure: Figure | None) -> Span:
     """A figure with its interval, for a picture."""
-    if told is None:
-        return Span(nan)
-    low, high = (nan if end is None else end for end in (told["low"], told["high"]))
-    return Span(told["value"], low, high)
+    return Span(figure["value"], figure["low"], figure["high"]) if figure else Span(nan)
 
 
-def class_cells(told: Assessment) -> list[object]:
+def class_cells(row: Assessment) -> list[object]:
     """Cells of one class of a row, under `CLASS`."""
-    if told["images"] is None:
+    if row["images"] is None:
         return ["none, or too few patients to tell", None, None]
-    return [whole_number(told["images"]), whole_number(told["right"]), figure_cell(told["recall"])]
+    return [whole_number(row["images"]), whole_number(row["right"]), figure_cell(row["recall"])]
 
 
-def against_cells(told: Assessment) -> list[object]:
+def against_cells(row: Assessment) -> list[object]:
     """Cells of one class of a row against all other classes, under `AGAINST`."""
-    return [figure_cell(told[key]) if told["images"] is not None else None for key in AGAINST]
+    return [figure_cell(row[key]) if row["images"] is not None else None for key in AGAINST]
 
 
 def distinct_classes(classes: Sequence[str]) -> list[bool]:

@@ -276,14 +276,16 @@ def heat(
 
     A cell that is not above the level of its column has a dashed frame, whose meaning is `below`.
     """
-    look = ["heat", *["dense"] * (len(columns) > NUMBERED), *["upright"] * (len(columns) > LEVEL)]
+    look = "heat"
+    if len(columns) > LEVEL:
+        look += " upright" if len(columns) <= NUMBERED else " dense upright"
     cells = [
         (name, [_heat(value, level) for value, level in zip(row, levels, strict=True)])
         for name, row in zip(rows, values, strict=True)
     ]
     known = [f"{100 * level:.1f}" for level in sorted({*levels}) if isfinite(level)]
     block = Block([*map(_shorten, columns)], cells)
-    return Cells(about, " ".join(look), [block], known, below if known else "")
+    return Cells(about, look, [block], known, below if known else "")
 
 
 def steps(

@@ -44,8 +44,10 @@ def assess(
         row = assessment("model", model, hospital, known, classes)
         rows.append(row | {"held": (model, hospital) in held})
     kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
-    told = {(event.verb, event.hospital): event.metrics for event in events if event.verb in kinds}
-    for (kind, hospital), metrics in sorted(told.items()):
+    others = {
+        (event.verb, event.hospital): event.metrics for event in events if event.verb in kinds
+    }
+    for (kind, hospital), metrics in sorted(others.items()):
         model = hospital if kind == "standalone" else ""
         rows.append(assessment(kind, model, hospital, metrics, classes) | {"held": False})
     return rows
@@ -98,15 +100,15 @@ def _pool_model(kind: str, model: str, tests: Sequence[Assessment]) -> Assessmen
 
 def _pool_class(each: Sequence[Assessment], images: Sequence[float | None]) -> Assessment:
     """One class over several hospitals, from its figures and all test images at each hospital."""
-    told = [row for row in each if row["images"]]
+    known = [row for row in each if row["images"]]
     own = [row["images"] or 0.0 for row in each]
     others = [(total or 0.0) - mine for total, mine in zip(images, own, strict=True)]
     weights = {"recall": own, "sensitivity": own, "specificity": others}
     return {
         "name": each[0]["name"],
-        "images": _sum(row["images"] for row in told),
-        "patients": _patients(told) if told else None,
-        "right": _sum(row["right"] for row in told),
+        "images": _sum(row["images"] for row in known),
+        "patients": _patients(known) if known else None,
+        "right": _sum(row["right"] for row in known),
         **{name: _weighted_mean(each, name, of_rows) for name, of_rows in weights.items()},
     }
 
@@ -125,8 +127,8 @@ def _weighted_mean(
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _patients(rows: Sequence[Assessment]) -> float | None:

@@ -81,8 +81,8 @@ def records(comparison: Comparison) -> Iterator[list[object]]:
                     yield [*names, *map(_number, [*ends, len(each.by_seed)])]
 
 
-def _number(value: float | None) -> object:
-    return "" if value is None or not isfinite(value) else value
+def _number(value: float) -> object:
+    return value if isfinite(value) else ""
 
 
 def text(comparison: Comparison) -> str:
@@ -141,6 +141,5 @@ def _align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _wrap(line: str, indent: str = "  ") -> str:
-    return textwrap.fill(
-        line, WIDTH, initial_indent=indent, subsequent_indent=indent + "   " * bool(indent)
-    )
+    hanging = f"{indent}   " if indent else ""
+    return textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=hanging)

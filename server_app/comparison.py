@@ -83,9 +83,20 @@ COSTS = (
 # seed stands for other images.
 DATA = ("dataset", "images", "classes", "max-quarantined", "hospitals")
 SPLIT = (
-    *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
-    *("test-per-class", "validation-fraction", "num-folds", "tasks", "task-cut", "task-classes"),
-    *("task-order", "task-spread", "enrolment"),
+    "partition",
+    "partition-alpha",
+    "partition-classes",
+    "test-fraction",
+    "test-balanced",
+    "test-per-class",
+    "validation-fraction",
+    "num-folds",
+    "tasks",
+    "task-cut",
+    "task-classes",
+    "task-order",
+    "task-spread",
+    "enrolment",
 )
 _REPEATED = {"seed", "fold"}
 _FACTS = {"hospitals", "images", "commit"}  # facts of a run that are not settings
@@ -162,7 +173,7 @@ class Difference:
             return None
         count, mean = len(self.by_seed), fmean(self.by_seed.values())
         if count < SEEDS:
-            return {"value": mean, "low": None, "high": None}
+            return {"value": mean, "low": nan, "high": nan}
         half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
         low, high = max(mean - half, -self.most), min(mean + half, self.most)
         return {"value": mean, "low": float(low), "high": float(high)}

@@ -104,8 +104,9 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
         version = (event.lineage, event.hop, event.epochs)
         newest = version == (label.lineage, label.hop, label.epochs)
         if event.verb == "evaluate" and newest:
-            told = {key: each for key, each in figures.items() if not key.startswith("seconds-")}
-            tested[event.hospital] = told
+            tested[event.hospital] = {
+                key: value for key, value in figures.items() if not key.startswith("seconds-")
+            }
     # The label of a mean does not name the hospitals that trained its models.
     took_part = {*label.visited, *tested} if label.visited else trained
     if any(each.endswith("=everyone") for each in label.not_own):

@@ -113,8 +113,9 @@ class RoundEvents:
         """
         tests = (self.complete_tests or self.home_tests).values()
         for name in ("balanced-accuracy", "accuracy"):
-            if told := [metrics for metrics in tests if name in metrics]:
-                return hypot(*(each.get(f"{name}-noise", 0.0) / len(told) for each in told)) or nan
+            if known := [metrics for metrics in tests if name in metrics]:
+                noises = (each.get(f"{name}-noise", 0.0) / len(known) for each in known)
+                return hypot(*noises) or nan
         return nan
 
     def disagreement(self, metric: str) -> float:
@@ -136,7 +137,9 @@ class RoundEvents:
 
     def _accuracies(self, begins: str) -> dict[int, float]:
         tests = (self.complete_tests or self.home_tests).values()
-        found = (re.fullmatch(rf"{begins}(\d{{1,6}})", name) for told in tests for name in told)
+        found = (
+            re.fullmatch(rf"{begins}(\d{{1,6}})", name) for metrics in tests for name in metrics
+        )
         numbers = {int(match[1]) for match in found if match}
         return {number: average(tests, f"{begins}{number}") for number in numbers}
 
@@ -350,8 +353,8 @@ def participation(hospitals: Iterable[str], visits: Iterable[Event]) -> dict[str
 
 def seconds(events: Sequence[Event]) -> dict[str, float]:
     """`Summary.seconds`."""
-    told = {
+    found = {
         phase: sum(filter(isfinite, (e.metrics.get(f"seconds-{phase}", 0.0) for e in events)))
         for phase in PHASES
     }
-    return told | {"wait": sum(event.seconds for event in events) - sum(told.values())}
+    return found | {"wait": sum(event.seconds for event in events) - sum(found.values())}

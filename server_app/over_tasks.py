@@ -27,19 +27,19 @@ Shares = NDArray[np.float64]  # in [0, 1], or their differences; NaN = not measu
 
 
 def measure(
-    tasks: Sequence[int], told: Mapping[int, Mapping[int, float]], own_streams: bool = False
+    tasks: Sequence[int], accuracies: Mapping[int, Mapping[int, float]], own_streams: bool = False
 ) -> dict[str, Any]:
     """`Summary.tasks`.
 
     Args:
         tasks: The task of each round of the run, never falling.
-        told: By evaluated round, in order, the accuracy on each task.
+        accuracies: By evaluated round, in order, the accuracy on each task.
         own_streams: Whether each hospital has a task order, or task durations, of its own.
     """
     numbers = range(1, max(tasks) + 1)
-    rows = [[accuracies.get(number, nan) for number in numbers] for accuracies in told.values()]
+    rows = [[row.get(number, nan) for number in numbers] for row in accuracies.values()]
     accuracy = np.array(rows, float).reshape(-1, len(numbers))
-    r = matrix([tasks[number - 1] for number in told], accuracy)
+    r = matrix([tasks[number - 1] for number in accuracies], accuracy)
     return {
         "begins": [bisect_left(tasks, number) + 1 for number in numbers],
         "accuracy": accuracy.T.tolist(),

@@ -220,8 +220,8 @@ class Results:
         if isnan(event.began):
             event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
-        told = {key: value for key, value in vars(event).items() if key != "facts" or value}
-        line = to_json({"time": event.time, **told}, inf_nan_mode="null")
+        fields = {key: value for key, value in vars(event).items() if key != "facts" or value}
+        line = to_json({"time": event.time, **fields}, inf_nan_mode="null")
         with (self.path / LOG).open("ab") as file:
             file.write(line + b"\n")
         if said := wording.event_line(event):

@@ -135,11 +135,11 @@ def _means(models: Iterable[Assessment]) -> dict[tuple[str, str, bool], float]:
 
 
 def _images(own: Mapping[str, Any]) -> dict[str, object]:
-    told: dict[str, object] = {}
+    facts: dict[str, object] = {}
     for part in ("train", "test"):
         kind, _, digits = (own[part]["fingerprint"] or "").rpartition("-")
-        told |= {f"images to {part}": own[part]["images"], f"{kind} {part}": digits or None}
-    return {key: value for key, value in told.items() if value == value and value is not None}
+        facts |= {f"images to {part}": own[part]["images"], f"{kind} {part}": digits or None}
+    return {key: value for key, value in facts.items() if value == value and value is not None}
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -202,8 +202,8 @@ def _synthetic(run: Record) -> dict[str, dict[str, float]]:
 
 
 def _epsilon_spent(run: Record) -> dict[str, float]:
-    told = (event for event in run.events if "epsilon-spent" in event.metrics)
-    return {event.hospital: event.metrics["epsilon-spent"] for event in told}
+    known = (event for event in run.events if "epsilon-spent" in event.metrics)
+    return {event.hospital: event.metrics["epsilon-spent"] for event in known}
 
 
 def _time_figures(run: Record) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Summary:
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
     images where no patients are named), or None. Details are measured once, after the last round;
-    in other rounds the ends are None. An estimate with noise also has `noise`, the standard
+    in other rounds the ends are NaN. An estimate with noise also has `noise`, the standard
     deviation of the noise, and a wider interval. The headline is an estimate with the name of its
     `figure`, its `round`, and the numbers of `hospitals`, `models`, `images` and `patients` behind
     it. A row of `assessments` has `kind`, `model`, `hospital`, `held` (whether the hospital holds

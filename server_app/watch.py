@@ -232,8 +232,7 @@ def lines(run: Followed) -> Iterator[str]:
     shown, said, silence = 0, time.time(), 60.0
     yield next(run.headline())
     for events in _look_until_end(run):
-        told = [text for event in events if (text := wording.event_line(event))]
-        new = [text for _, text in told]
+        new = [line[1] for event in events if (line := wording.event_line(event))]
         for measured in run.done[shown:]:
             hospitals = run.expected_hospitals(measured.number)
             left = run.left if not run.summary else nan

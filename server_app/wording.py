@@ -123,7 +123,7 @@ def event_line(event: Event) -> tuple[int, str] | None:
 
 def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
     """The line about awaited answers: hospital, message type and waiting seconds of each."""
-    told = []
+    parts = []
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]
         named = [hospital for hospital in hospitals if hospital]
@@ -131,5 +131,5 @@ def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
         if unnamed := len(hospitals) - len(named):
             whom.append(counted(unnamed, "hospital"))
         longest = max(seconds for _, each, seconds in waits if each == verb)
-        told.append(f"{', '.join(whom)} to {VERBS.get(verb, verb)} ({duration(longest)})")
-    return f"waits for {'; '.join(told)}"
+        parts.append(f"{', '.join(whom)} to {VERBS.get(verb, verb)} ({duration(longest)})")
+    return f"waits for {'; '.join(parts)}"

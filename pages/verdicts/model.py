@@ -60,17 +60,17 @@ def tested_classes(row: Assessment) -> list[Any]:
 
 def missing_classes(rows: Sequence[Assessment]) -> str:
     """The number of classes that figures cover, if they leave out some; empty otherwise."""
-    told = [len(tested_classes(row)) for row in rows] or [0]
+    counts = [len(tested_classes(row)) for row in rows] or [0]
     count = len(rows[0]["classes"]) if rows else 0
-    if min(told) == count:
+    if min(counts) == count:
         return ""
-    return f"{min(told)} to {max(told)}" if min(told) < max(told) else f"{min(told)}"
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
 
 
 def is_inverted(row: Assessment) -> bool:
     """Whether the AUROC is shown to be below 0.5."""
     auroc = row["auroc"]
-    return bool(auroc and auroc["high"] is not None and auroc["high"] < 0.5)
+    return bool(auroc and auroc["high"] < 0.5)
 
 
 def judge(row: Assessment) -> str:
@@ -83,9 +83,9 @@ def judge(row: Assessment) -> str:
     """
     figure, same = row["balanced_accuracy"], chance(row)
     most = figure["high"] if "noise" in figure else figure["value"]
-    if is_inverted(row) or (most is not None and most <= same):
+    if is_inverted(row) or most <= same:
         return "bad"
-    if figure["low"] is None or not isfinite(same):
+    if not (isfinite(figure["low"]) and isfinite(same)):
         return "note"
     return "good" if figure["low"] > same else "open"
 
@@ -189,33 +189,33 @@ def missed_classes(
     """
     several = len(rows) > 1
     for each in zip(*(row["classes"] for row in rows), strict=True):
-        told = [at for at in each if at["recall"] and at["recall"]["high"] is not None]
-        if not told or len(told) < len(rows):
+        known = [at for at in each if at["recall"] and isfinite(at["recall"]["high"])]
+        if not known or len(known) < len(rows):
             continue
-        best = max(told, key=lambda at: float(at["recall"]["value"]))
-        most = max(at["recall"]["high"] for at in told)
+        best = max(known, key=lambda at: float(at["recall"]["value"]))
+        most = max(at["recall"]["high"] for at in known)
         if best["recall"]["value"] == 0 and not noised:
             finds = "No model finds an" if several else f"{name} finds no"
             share = f"0 of {size(best)} (at most {most:.0%} of such images)"
-            text = f"{finds} image of '{best['name']}': {share}.{_operating_point(told)}"
+            text = f"{finds} image of '{best['name']}': {share}.{_operating_point(known)}"
         elif (most if noised else best["recall"]["high"]) < RARELY and (learnt or noised):
             misses, finder = (
                 ("All models miss", "the best") if several else (f"{name} misses", "it")
             )
             text = f"{misses} most of '{best['name']}': {finder} finds {number(best['recall'])}"
-            text += ", with noise." if noised else f" of {size(best)}.{_operating_point(told)}"
+            text += ", with noise." if noised else f" of {size(best)}.{_operating_point(known)}"
         else:
             continue
         yield verdict("bad", text, "class", name=best["name"])
 
 
-def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
+def _operating_point(rows: Sequence[Mapping[str, Any]]) -> str:
     """The sentence on a class's own operating point; empty if it was not measured."""
-    known = [at for at in told if at["sensitivity"] and at["specificity"]]
+    known = [at for at in rows if at["sensitivity"] and at["specificity"]]
     if not known:
         return ""
     best = max(known, key=lambda at: float(at["sensitivity"]["value"] + at["specificity"]["value"]))
-    model = "the best model" if len(told) > 1 else "it"
+    model = "the best model" if len(rows) > 1 else "it"
     return (
         f" At a threshold of its own, chosen on training images, {model} has a sensitivity of "
         f"{number(best['sensitivity'])} and a specificity of {number(best['specificity'])}."
@@ -224,15 +224,15 @@ def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
 
 def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     """The verdict on the accuracy of models beside the share of the largest class."""
-    told = [row for row in rows if row["largest_class"] and row["accuracy"]]
-    if not told:
+    known = [row for row in rows if row["largest_class"] and row["accuracy"]]
+    if not known:
         return
-    share = sum(row["largest_class"]["share"] for row in told) / len(told)
-    accuracy = mean_over_hospitals(told, "accuracy")
-    names = {row["largest_class"]["name"] for row in told}
+    share = sum(row["largest_class"]["share"] for row in known) / len(known)
+    accuracy = mean_over_hospitals(known, "accuracy")
+    names = {row["largest_class"]["name"] for row in known}
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
-    better = (accuracy["value"] if accuracy["low"] is None else accuracy["low"]) > share
-    if better and share < ALIKE * mean_chance(told):
+    better = (accuracy["low"] if isfinite(accuracy["low"]) else accuracy["value"]) > share
+    if better and share < ALIKE * mean_chance(known):
         return  # no class is frequent enough to matter
     beside = "better" if better else "no better"
     text = f"Accuracy {number(accuracy)} is {beside} than always answering {answer} ({share:.3f})."
@@ -244,7 +244,7 @@ def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterato
 
     `figure` is the mean over `rows`, with the numbers of images and patients behind it.
     """
-    if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
+    if (half := (figure["high"] - figure["low"]) / 2) > WIDE:
         few = f"There are few test images ({size(figure)})"
         yield verdict("open", f"{few}: differences below {half:.2f} do not show.")
     found = sorted(
@@ -263,6 +263,6 @@ def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterato
     text = f"Classes with few test images: {join_names(named, NAMED)}."
     moves = 1 / least["images"] / len(tested_classes(row))
     text += f" One image of '{least['name']}' moves the balanced accuracy there by {moves:.3f}"
-    if least["recall"] and least["recall"]["low"] is not None:
+    if least["recall"] and isfinite(least["recall"]["low"]):
         text += f"; the share that is right is {number(least['recall'])}"
     yield verdict("note", f"{text}.")

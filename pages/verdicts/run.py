@@ -1,7 +1,7 @@
 """Verdicts on a run: on the models that hospitals hold, then on every model everywhere."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from pages.figures import (
@@ -74,13 +74,16 @@ def judge_run(
         whose = "tested pairs of model and hospital, the model"
         found.append(_compare_chance("Everywhere: in", whose, everywhere, tests, ()))
     found += [verdict("note", _noise(own), "noise")] if noised else compare_largest_class(own)
-    if not noised and headline["low"] is None:
+    if not noised and isnan(headline["low"]):
         return found
     found += _gain(own, round_, learnt, noised)
     found += () if noised else few_images(headline, own)
     models = [row for row in pooled if row["kind"] == "model"]
     found += missed_classes(models, "The model", learnt=learnt, noised=noised)
-    return found + sorted(_judge_hospitals(rows), key=_gravity)
+    return found + sorted(
+        _judge_hospitals(rows),
+        key=lambda said: (-GRAVITY.index(said["judgement"]), said["hospital"]),
+    )
 
 
 def _compare_chance(
@@ -176,10 +179,6 @@ def _judge_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
         yield said
 
 
-def _gravity(said: Verdict) -> tuple[int, str]:
-    return -GRAVITY.index(said["judgement"]), said["hospital"]
-
-
 def add_baseline(
     worth: Sequence[Verdict],
     strategy: str,
@@ -199,7 +198,7 @@ def add_baseline(
     """
     found = []
     for where, (ours, theirs) in means.items():
-        if not (ours and theirs) or None in (ours["low"], theirs["low"]):
+        if not (ours and theirs) or isnan(ours["low"]) or isnan(theirs["low"]):
             continue
         gain = combine([1, -1], [ours, theirs])
         word = direction(gain)

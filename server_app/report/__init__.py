@@ -96,8 +96,8 @@ def render(
 
 def title_of(name: str, summary: Summary) -> str:
     """The page's title: method, data and date."""
-    told = {own["kind"] for own in summary.data.values()} - {None}
-    kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in told}))
+    known = {own["kind"] for own in summary.data.values()} - {None}
+    kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in known}))
     parts = [_method(summary.strategy)[0], *([f"on {kinds}"] if kinds else [])]
     if summary.classes:
         many = len(summary.classes) > NAMED

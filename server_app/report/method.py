@@ -1,6 +1,6 @@
 """The section for a researcher: every model at every hospital, over time, and its route."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -141,10 +141,11 @@ def _times(visits: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def routes(
-    summary: Summary, events: Iterable[Event], *, queues: bool = False
+    summary: Summary, events: Sequence[Event], *, queues: bool = False
 ) -> dict[str, Any] | None:
     """Return the route of each model, visit by visit; None if no model was trained."""
-    number = {hospital: k for k, hospital in enumerate(_asked_hospitals(summary, events), 1)}
+    hospitals = {*summary.hospitals, *(event.hospital for event in events if event.hospital)}
+    number = {hospital: k for k, hospital in enumerate(sorted(hospitals), 1)}
     visited: dict[str, dict[tuple[int, int], list[Event]]] = {}
     for event in events:
         if event.verb.partition(".")[0] == "train":
@@ -189,10 +190,6 @@ def routes(
         "drawn": plots.steps("Routes of all models", rows, titles),
         "many": len(rows) * len(titles) > FOLDED,
     }
-
-
-def _asked_hospitals(summary: Summary, events: Iterable[Event]) -> list[str]:
-    return sorted({*summary.hospitals, *(e.hospital for e in events if e.hospital)})
 
 
 def _stop(lineage: str, stop: Sequence[Event], number: dict[str, int]) -> tuple[str, str]:

@@ -131,10 +131,10 @@ def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, 
         for place in range(len(classes))
     ]
     halves = [0.5] * len(own)
-    told = any(isfinite(share) for row in shares for share in row)
+    known = any(isfinite(share) for row in shares for share in row)
     drawn = plots.heat("Share right", classes, list(own), shares, halves, "half or less")
     return {
-        "shares": drawn if told else None,
+        "shares": drawn if known else None,
         "classes_folded": len(classes) > 3 or len(own) > FOLDED,
         "by_class": [
             _class(name, {h: row["classes"][place] for h, row in own.items()}, against)
@@ -147,16 +147,16 @@ def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, 
 
 def _class(name: str, at: Mapping[str, Assessment], against: bool) -> dict[str, Any]:
     """The share right of one class at each hospital; `against` adds it against all others."""
-    lanes = [Lane(hospital, [span(told["recall"])]) for hospital, told in at.items()]
+    lanes = [Lane(hospital, [span(row["recall"])]) for hospital, row in at.items()]
     drawn = plots.spans(f"Share of class {name} that is right, by hospital", lanes)
     more = AGAINST if against else ()
     return {
         "name": name,
-        "drawn": drawn if any(told["recall"] for told in at.values()) else None,
+        "drawn": drawn if any(row["recall"] for row in at.values()) else None,
         "head": ["hospital", *CLASS, *more],
         "rows": [
-            [hospital, *class_cells(told), *(against_cells(told) if against else ())]
-            for hospital, told in at.items()
+            [hospital, *class_cells(row), *(against_cells(row) if against else ())]
+            for hospital, row in at.items()
         ],
     }
 
