@@ -59,7 +59,7 @@ COLUMNS = (
     Column("personalized_balanced_accuracy", ("at home", "balanced"), "balanced_accuracy", True),
     Column("personalized_accuracy", ("at home", "accuracy"), "accuracy", True),
 )
-# Columns of runs whose images arrive in tasks (server_app/over_tasks.py).
+# Columns of runs whose images arrive in tasks (server_app/tasks.py).
 OVER_TASKS = (
     Column("accuracy_over_tasks", ("over tasks", "accuracy")),
     Column("accuracy_within_tasks", ("within tasks", "accuracy")),

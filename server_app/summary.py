@@ -15,7 +15,7 @@ from typing import Any, Self, TypedDict
 from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_run
-from server_app import measures, over_tasks, over_time
+from server_app import measures, tasks, timing
 from server_app.assessments import assess, figure_everywhere, headline, pool, was_handed_on
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
@@ -145,7 +145,7 @@ class Record:
         if not any(self.tasks):
             return {}
         accuracies = {each.number: each.task_accuracies for each in self.evaluated}
-        return over_tasks.measure(self.tasks, accuracies, self.own_streams)
+        return tasks.measure(self.tasks, accuracies, self.own_streams)
 
     def matrix(self, metric: str) -> list[list[float]]:
         """A metric of the last round by model (rows) and hospital."""
@@ -208,7 +208,7 @@ def _epsilon_spent(run: Record) -> dict[str, float]:
 
 def _time_figures(run: Record) -> dict[str, Any]:
     rounds = [each.number for each in run.evaluated]
-    return over_time.measure(run.events, rounds) if run.timed else {}
+    return timing.measure(run.events, rounds) if run.timed else {}
 
 
 @dataclass(frozen=True)
@@ -408,12 +408,12 @@ class Summary:
     enrolment: dict[str, list[str]] = run_figure(
         lambda run: {name: [*states] for name, states in run.enrolment.items()}
     )
-    # With tasks (server_app/over_tasks.py), lists over tasks: the round in which each task
+    # With tasks (server_app/tasks.py), lists over tasks: the round in which each task
     # `begins`, the `accuracy` on it after each evaluated round, and its row of `matrix` R after its
     # last round. Over all tasks but the last: `forgetting` and `backward_transfer`. Also
     # `own_streams`: whether each hospital has a task order, or durations, of its own.
     tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
-    # Only for asynchronous runs and runs in virtual time: server_app/over_time.py.
+    # Only for asynchronous runs and runs in virtual time: server_app/timing.py.
     over_time: dict[str, Any] = run_figure(_time_figures)
 
     @classmethod

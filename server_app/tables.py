@@ -58,7 +58,7 @@ def tasks(directory: str | Path) -> pd.DataFrame:
     """The accuracy on each task (columns) after the last evaluated round of each task (index).
 
     Returns:
-        R of server_app/over_tasks.py [T, T], NaN where it was not measured; empty without tasks.
+        R of server_app/tasks.py [T, T], NaN where it was not measured; empty without tasks.
 
     Raises:
         OSError: There is no summary.json: the run has not ended.

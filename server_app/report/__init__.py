@@ -20,16 +20,7 @@ from pages.figures import is_noised
 from pages.pictures import Strip
 from pages.verdicts.model import mean_chance, missing_classes
 from pages.verdicts.run import texts
-from server_app.report import (
-    data,
-    embeddings,
-    method,
-    operation,
-    over_tasks,
-    over_time,
-    privacy,
-    worth,
-)
+from server_app.report import data, embeddings, method, operation, privacy, tasks, timing, worth
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
@@ -85,9 +76,9 @@ def render(
         data=data.figures(summary),
         method=method.figures(summary, chances),
         routes=method.routes(summary, events, queues=queues),
-        tasks=over_tasks.figures(summary),
-        plan=over_tasks.enrolment_plan(summary),
-        time=over_time.figures(summary, chances),
+        tasks=tasks.figures(summary),
+        plan=tasks.enrolment_plan(summary),
+        time=timing.figures(summary, chances),
         synthetic=privacy.figures(summary, config, pictures or {}),
         embeddings=embeddings.figures(summary),
         **operation.figures(summary, events, flatten_dict(config), toml),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Shares = NDArray[np.float64]  # in [0, 1], or their differences; NaN = not measured
+Accuracies = NDArray[np.float64]  # in [0, 1], or their differences; NaN = not measured
 
 
 def measure(
@@ -50,7 +50,7 @@ def measure(
     }
 
 
-def matrix(tasks: Sequence[int], accuracy: Shares) -> Shares:
+def matrix(tasks: Sequence[int], accuracy: Accuracies) -> Accuracies:
     """R [T, T].
 
     Args:
@@ -64,12 +64,12 @@ def matrix(tasks: Sequence[int], accuracy: Shares) -> Shares:
     return r
 
 
-def forgetting(r: Shares) -> Shares:
+def forgetting(r: Accuracies) -> Accuracies:
     """The loss of each task but the last from its best [T - 1], from R [T, T]."""
-    best: Shares = np.fmax.reduce(r[:-1, :-1], axis=0, initial=nan)  # NaN only where all are
+    best: Accuracies = np.fmax.reduce(r[:-1, :-1], axis=0, initial=nan)  # NaN only where all are
     return np.maximum(best - r[-1, :-1], 0)
 
 
-def backward_transfer(r: Shares) -> Shares:
+def backward_transfer(r: Accuracies) -> Accuracies:
     """The gain of each task but the last since it was learnt [T - 1], from R [T, T]."""
     return r[-1, :-1] - r.diagonal()[:-1]

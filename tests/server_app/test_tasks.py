@@ -11,11 +11,11 @@ import pytest
 from server_app.compare import records, text
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import OVER_TASKS, compare
-from server_app.over_tasks import backward_transfer, forgetting, matrix
 from server_app.results import Results
 from server_app.summary import Record, Summary, measure_round, summarise
 from server_app.tables import rounds as rounds_of
 from server_app.tables import tasks as tasks_of
+from server_app.tasks import backward_transfer, forgetting, matrix
 from server_app.wording import round_line
 from strategies.engine.events import Event
 from tests.fakes import settings

@@ -5,9 +5,9 @@ from math import nan
 
 import pytest
 
-from server_app.over_time import measure
 from server_app.report import render
 from server_app.summary import Record, measure_round, summarise
+from server_app.timing import measure
 from strategies.engine.events import Event
 from tests.server_app.test_report import bare
 
