@@ -127,9 +127,9 @@ def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]
         named = [hospital for hospital in hospitals if hospital]
-        whom = [join_names(named)] if named else []
+        names = [join_names(named)] if named else []
         if unnamed := len(hospitals) - len(named):
-            whom.append(counted(unnamed, "hospital"))
+            names.append(counted(unnamed, "hospital"))
         longest = max(seconds for _, each, seconds in waits if each == verb)
-        parts.append(f"{', '.join(whom)} to {VERBS.get(verb, verb)} ({duration(longest)})")
+        parts.append(f"{', '.join(names)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(parts)}"

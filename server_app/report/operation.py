@@ -96,7 +96,7 @@ def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[s
     bars = [(phase, s, f"{s:,.1f} s, {s / total:.0%}") for phase, s in spent.items()]
     return {
         "wall": duration(summary.wall_seconds),
-        "drawn": plots.bars("What the hospitals' time was spent on", bars),
+        "drawn": plots.bars("Time of the hospitals by activity", bars),
         "sent": _size(summary.bytes_sent),
         "received": _size(summary.bytes_received),
         "hop": _size(summary.bytes_per_hop),
