@@ -151,15 +151,16 @@ def headline(
         figure, tests = "personalized_balanced_accuracy", held
     if not tests or not isfinite(figures[figure]):
         return None
-    at = {row["hospital"]: [t for t in tests if t["hospital"] == row["hospital"]] for row in tests}
-    largest = [here[0] for here in at.values()]
+    at: dict[str, Assessment] = {}  # all models at a hospital were tested on the same images
+    for row in tests:
+        at.setdefault(row["hospital"], row)
     return {
         "figure": figure,
         **mean_over_hospitals(tests, "balanced_accuracy"),
         "hospitals": len(at),
         "models": len({row["model"] for row in tests}),
-        "images": _sum(row["images"] for row in largest),
-        "patients": _patients(largest),
+        "images": _sum(row["images"] for row in at.values()),
+        "patients": _patients([*at.values()]),
         "round": round_,
     }
 

@@ -71,14 +71,9 @@ def records(comparison: Comparison) -> Iterator[list[object]]:
                     yield [method.name, "", column.name, hospital, *map(_number, own)]
             for each in comparison.differences(column, hospital):
                 if figure := each.figure:
-                    ends = [
-                        figure["value"],
-                        spread(each.by_seed.values()),
-                        figure["low"],
-                        figure["high"],
-                    ]
                     names = [each.first.name, each.second.name, column.name, hospital]
-                    yield [*names, *map(_number, [*ends, len(each.by_seed)])]
+                    std, ends = spread(each.by_seed.values()), (figure["low"], figure["high"])
+                    yield [*names, *map(_number, [figure["value"], std, *ends, len(each.by_seed)])]
 
 
 def _number(value: float) -> object:

@@ -357,7 +357,7 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     text = text_of(written)
     assert f"policy: no {hostile}" in text
     assert "The hospital was asked, and did not take part." in text
-    assert "SHA-256 p. Its file is not at hand" in text
+    assert "SHA-256 p. The file is not at hand" in text
     assert "Run the-run," in text
     assert "escape" not in text
 
