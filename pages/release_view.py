@@ -115,7 +115,7 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
             "How much can one patient (or image) have changed the generative model? "
             "(differential privacy)",
             f"ε = {epsilon:g}, δ = {figures.get('gan-delta', nan):g}",
-            "what the hospital's policy allows",
+            "the limit of the hospital's policy",
             NONE,
         )
     for kind, (before, after) in _projections(figures).items():

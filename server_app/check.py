@@ -135,9 +135,9 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     require(known, "dataset", dataset, f"one of {', '.join(names)}")
     sources = rest.split(",") if kind in ("folder", "manifest") else [rest]
     if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
+        wanted = {"npz": "file", "manifest": "folder or file"}.get(kind, "folder")
         for place in _missing(kind, sources):
-            what = "file" if kind == "npz" else "folder or file" if kind == "manifest" else "folder"
-            require(False, "dataset", dataset, f"an absolute path; there is no {what} '{place}'")
+            require(False, "dataset", dataset, f"an absolute path; there is no {wanted} '{place}'")
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
         folders = [Path(source.strip().removesuffix("/manifest.csv")) for source in sources]

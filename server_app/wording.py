@@ -106,9 +106,9 @@ def time_left(seconds: Sequence[float], rounds: int) -> float:
 def event_line(event: Event) -> tuple[int, str] | None:
     """The level and the line of the log about an answer; None for an unimportant answer."""
     when = f"round {event.round}: " if event.round else ""
-    what = VERBS.get(event.verb, event.verb)
+    action = VERBS.get(event.verb, event.verb)
     if event.outcome != "ok":
-        why = f"{event.hospital} failed to {what} ({event.outcome}): {event.reason}"
+        why = f"{event.hospital} failed to {action} ({event.outcome}): {event.reason}"
         return WARNING, when + why
     took = duration(event.seconds)
     if event.verb == "query.prepare":
@@ -117,7 +117,7 @@ def event_line(event: Event) -> tuple[int, str] | None:
         known = counts if isfinite(train) else ""
         return INFO, f"{event.hospital} is ready{known} ({took})"
     if event.seconds >= LONG_ANSWER:
-        return INFO, f"{when}{event.hospital} took {took} to {what}"
+        return INFO, f"{when}{event.hospital} took {took} to {action}"
     return None
 
 

@@ -1,6 +1,6 @@
 """The section about embeddings that left hospitals, and each hospital's attacks on its own.
 
-docs/privacy/sums.md explains the figures, and what a pass proves and does not prove.
+docs/privacy/sums.md explains the figures and the meaning of a pass.
 """
 
 from collections.abc import Mapping

@@ -83,9 +83,9 @@ class Feed:
             if line.waiting:
                 log(WARNING, "%s has not received all figures of this run", name)
 
-    def _tell(self, what: Callable[[Tracker], None]) -> None:
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
         for name, line in self._lines.items():
-            line.waiting.append(what)
+            line.waiting.append(call)
             try:
                 while line.waiting:
                     line.waiting[0](line.tracker)
