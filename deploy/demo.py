@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from deploy.errors import DeployError
-from deploy.transport import for_commands, free_port
+from deploy.transport import command_address, free_port
 
 HOSPITALS = ("graz", "linz", "wien")
 IMAGES = 599  # per hospital: enough test images of each class for figures to leave
@@ -68,7 +68,7 @@ def server(folder: Path) -> Iterator[str]:
     _deploy("authority", folder / "server", "--server", "127.0.0.1")
     arguments = ["--fleet-address", address, "--control-port", str(control)]
     with background(folder, "superlink", folder / "server", *arguments) as process:
-        _wait_for(for_commands(address, control), process)
+        _wait_for(command_address(address, control), process)
         yield address
 
 

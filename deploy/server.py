@@ -12,7 +12,7 @@ from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
-from deploy.transport import for_commands, listen, split_address
+from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import replacing
 from strategies.protocol.names import join_names
@@ -55,7 +55,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
-    address = for_commands(fleet_address, control_port)
+    address = command_address(fleet_address, control_port)
     with (
         lock(folder, "The server's SuperLink", fleet=fleet_address, control=address),
         TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
@@ -82,20 +82,20 @@ def commands(
 ) -> tuple[list[str], list[str]]:
     """The command lines of the SuperLink and of its SuperExec, which starts ServerApps."""
     shared = ("--superexec-auth-secret-file", str(secret))
-    certificates = [
+    superlink = [
+        *("flower-superlink", "--enable-supernode-auth", "--isolation", "process"),
+        "--disable-runtime-dependency-installation",
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "server.crt")),
         *("--ssl-keyfile", str(folder / "server.key")),
-    ]
-    superlink = [
-        *("flower-superlink", *certificates, "--enable-supernode-auth"),
-        *("--database", str(folder / "state.db"), "--isolation", "process"),
-        *(*listen(fleet_address, control_port), "--disable-runtime-dependency-installation"),
+        *("--database", str(folder / "state.db")),
+        *listen_options(fleet_address, control_port),
         *shared,
     ]
     superexec = [
         *("flower-superexec", "--root-certificates", str(folder / "ca.crt")),
-        *("--runtime-api-address", for_commands(fleet_address, control_port), *shared),
+        *("--runtime-api-address", command_address(fleet_address, control_port)),
+        *shared,
     ]
     return superlink, superexec
 
@@ -185,7 +185,7 @@ def run(folder: Path, run_config: str | None) -> None:
         f"FLWR_HOME={folder.absolute()} uv run flwr stop {number} {NAME}",
         flush=True,
     )
-    state = _end_of(folder, number)
+    state = _follow(folder, number)
     if state["status"] != "finished:completed":
         raise DeployError(f"Run {number} is {state['status']}: {state['status-details']}")
 
@@ -213,7 +213,7 @@ def _check(folder: Path, run_config: str | None) -> None:
         )
 
 
-def _end_of(folder: Path, number: str) -> dict[str, str]:
+def _follow(folder: Path, number: str) -> dict[str, str]:
     """Show the log of a run until its end; returns the run's state as `flwr ls` lists it.
 
     Raises:

@@ -42,7 +42,7 @@ def split_address(text: str, option: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def listen(fleet_address: str, control_port: int) -> list[str]:
+def listen_options(fleet_address: str, control_port: int) -> list[str]:
     """The options of a SuperLink that listens for hospitals at `fleet_address`.
 
     Args:
@@ -56,7 +56,7 @@ def listen(fleet_address: str, control_port: int) -> list[str]:
     return ["--host", host.strip("[]"), "--port", port]
 
 
-def for_commands(fleet_address: str, control_port: int) -> str:
+def command_address(fleet_address: str, control_port: int) -> str:
     """The host:port of that SuperLink for commands from the same machine."""
     if not ONE_PORT:
         return f"127.0.0.1:{control_port}"

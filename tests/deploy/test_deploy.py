@@ -137,10 +137,10 @@ def test_the_server_listens_for_hospitals_alone_and_knows_them_by_their_keys(
     monkeypatch.setattr(transport, "ONE_PORT", one_port)
     superlink, superexec = server.commands(folder, given, 8000, Path("/s/secret"))
     assert shlex.join(superlink) == (
-        f"flower-superlink --ssl-ca-certfile {folder}/ca.crt --ssl-certfile {folder}/server.crt "
-        f"--ssl-keyfile {folder}/server.key --enable-supernode-auth --database {folder}/state.db "
-        f"--isolation process {listens} "
-        "--disable-runtime-dependency-installation --superexec-auth-secret-file /s/secret"
+        "flower-superlink --enable-supernode-auth --isolation process "
+        f"--disable-runtime-dependency-installation --ssl-ca-certfile {folder}/ca.crt "
+        f"--ssl-certfile {folder}/server.crt --ssl-keyfile {folder}/server.key "
+        f"--database {folder}/state.db {listens} --superexec-auth-secret-file /s/secret"
     )
     assert shlex.join(superexec) == (
         f"flower-superexec --root-certificates {folder}/ca.crt "
