@@ -30,6 +30,7 @@ WAITING = (
     "tests/deploy/test_kills.py",
     "tests/deploy/test_relay.py",
     "tests/deploy/test_watch.py",
+    "tests/test_docs.py",
     "tests/test_simulation.py",
 )
 # Tests that share nothing with others of their file: one at a time, by whoever is free.
