@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.markdown import commit, machine, table_head, table_row
-from benchmarks.membership import newest
+from benchmarks.membership import newest_runs
 from client_app.datasets import LocalData, open_data
 from client_app.hospital import simulated_name
 from learning.evaluation import probabilities
@@ -112,20 +112,21 @@ def main() -> None:
     parser.add_argument(
         "--own", type=Path, help="another output folder, of one row: the hospitals' own models"
     )
-    given = parser.parse_args()
-    alone, runs = alone_and_others(given.output)
-    own_of = runs_of(given.own).popitem()[1] if given.own else alone
+    arguments = parser.parse_args()
+    alone, runs = alone_and_others(arguments.output)
+    own_runs = runs_of(arguments.own).popitem()[1] if arguments.own else alone
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "seeds", *RULES]), flush=True)
     for row, by_seed in runs.items():
-        seeds = sorted(by_seed.keys() & alone.keys() & own_of.keys())
-        figures = [measure(alone[seed], own_of[seed], by_seed[seed]) for seed in seeds]
+        seeds = sorted(by_seed.keys() & alone.keys() & own_runs.keys())
+        figures = [measure(alone[seed], own_runs[seed], by_seed[seed]) for seed in seeds]
         own = [each["its own, alone"] for each in figures]
         cells = []
         for rule in RULES:
             ours = [each[rule] for each in figures]
             gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
-            cells.append(f"{100 * fmean(ours):.1f}" + interval(gains) * (rule != "its own, alone"))
+            gain = interval(gains) if rule != "its own, alone" else ""
+            cells.append(f"{100 * fmean(ours):.1f}{gain}")
         print(table_row([row, len(seeds), *cells]), flush=True)
 
 
@@ -140,7 +141,7 @@ def alone_and_others(output: Path) -> tuple[dict[int, Path], dict[str, dict[int,
 def runs_of(output: Path) -> dict[str, dict[int, Path]]:
     """The runs of a table's rows, by seed; without rows whose models lack layers."""
     runs: dict[str, dict[int, Path]] = {}
-    for row, run in newest(output.expanduser()):
+    for row, run in newest_runs(output.expanduser()):
         settings = settings_of(run)
         if settings.strategy not in ("fedbn", "centralized"):  # layers at hospitals; one place
             runs.setdefault(row, {})[settings.seed] = run
@@ -167,18 +168,18 @@ def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
     handed = read_probabilities(run)
     for name, data in images_of(run).items():
-        by = {lineage: said[name] for lineage, (_, said) in handed.items()}
+        by = {lineage: scores[name] for lineage, (_, scores) in handed.items()}
         last = [lineage for lineage, (visited, _) in handed.items() if visited[-1:] == [name]]
         scores = np.stack([*by.values()])
         mine, ours = (read_probabilities(each)[name][1][name] for each in (alone, own))
         models = Models(mine, ours, by[last[0]] if last else scores.mean(0), scores)
         labels = data.test.labels.numpy()
-        for rule, figure in judged(models, labels, data.test.patients, settings_of(run).seed):
+        for rule, figure in judge(models, labels, data.test.patients, settings_of(run).seed):
             figures[rule].append(figure)
     return {rule: fmean(each) for rule, each in figures.items()}
 
 
-def judged(
+def judge(
     models: Models, labels: Labels, patients: Labels, seed: int
 ) -> Iterator[tuple[str, float]]:
     """The balanced accuracy of each rule on images that the rule did not use."""
@@ -228,11 +229,11 @@ def read_probabilities(run: Path) -> dict[str, tuple[list[str], dict[str, Scores
         parcel = load(path)
         label = check_parcel(parcel)
         network = unpack_network(parcel, label, {}, torch.device("cpu"))
-        said = {
+        scores = {
             name: probabilities(network, data.test.images, math.inf).double().numpy()
             for name, data in images_of(run).items()
         }
-        found[label.lineage] = (list(label.visited), said)
+        found[label.lineage] = (list(label.visited), scores)
     return found
 
 

@@ -32,13 +32,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.functional import gaussian_blur
 
-from benchmarks.membership import newest
-from benchmarks.reproduce import TableError, dashed, described_by, read_summary
+from benchmarks.membership import newest_runs
+from benchmarks.reproduce import TableError, folder_name, read_summary, read_table
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
 
 HOSPITALS, CLASSES = 5, 5
-OF_CLASS, TESTED = 400, 200  # images at a hospital: for training on the axis `classes`, for tests
+TRAIN_IMAGES, TEST_IMAGES = (
+    400,
+    200,
+)  # images at a hospital: for training on the axis `classes`, for tests
 STEPS = {"classes": (1, 2, 3, 5), "images": (25, 50, 100, 400), "devices": (0, 33, 67, 100)}
 FIGURES = ("federation_balanced_accuracy", "personalized_balanced_accuracy")
 SIDE = 32  # pixels of photographs
@@ -74,7 +77,7 @@ def write(arguments: argparse.Namespace) -> None:
     data, to = arguments.data.expanduser(), arguments.to.expanduser()
     to.mkdir(parents=True, exist_ok=True)
     for count in STEPS["classes"]:
-        _save(to / f"classes-{count}.npz", digits(data / "mnist.npz", OF_CLASS, count))
+        _save(to / f"classes-{count}.npz", digits(data / "mnist.npz", TRAIN_IMAGES, count))
     for count in STEPS["images"]:
         _save(to / f"images-{count}.npz", digits(data / "mnist.npz", count, CLASSES))
     photographs = _photographs(data / "skin" / "ham_vidir_modern")
@@ -97,7 +100,7 @@ def digits(file: Path, images: int, classes: int) -> list[Any]:
     for hospital in range(HOSPITALS):
         own = [(hospital + step) % CLASSES for step in range(classes)]
         both = []
-        for (x, y), count in zip(pools, (images, TESTED), strict=True):
+        for (x, y), count in zip(pools, (images, TEST_IMAGES), strict=True):
             chosen = []
             for k in own:
                 share = np.flatnonzero(y == k)[hospital::HOSPITALS]
@@ -161,11 +164,11 @@ def plot(arguments: argparse.Namespace) -> None:
 
     A point is the mean over seeds; the band goes from the worst seed to the best.
     """
-    rows = [row["name"] for row in described_by(arguments.table)["rows"]]
+    rows = [row["name"] for row in read_table(arguments.table)["rows"]]
     found: dict[str, dict[float, list[list[float]]]] = {}
     axis = arguments.key
-    for folder, run in newest(arguments.output.expanduser()):
-        own = [each for each in rows if folder.startswith(dashed(each))]
+    for folder, run in newest_runs(arguments.output.expanduser()):
+        own = [each for each in rows if folder.startswith(folder_name(each))]
         if not own:
             raise TableError(f"{folder!r} is no row of {arguments.table!r}: give its --table.")
         name = max(own, key=len)

@@ -120,7 +120,7 @@ def paths(device: torch.device) -> dict[str, Any]:
         RuntimeError: Weights or images are not finite, or filters on CUDA are not channels-last.
     """
     preset = PRESETS["tiny"]
-    first, second = (trained(device, preset, 20) for _ in range(2))
+    first, second = (train(device, preset, 20) for _ in range(2))
     weights, again = (
         torch.cat([p.flatten() for p in n.average.parameters()]) for n in (first, second)
     )
@@ -167,13 +167,13 @@ def measure(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    networks = trained(device, preset, preset.r1_every + 1)
-    synchronised(device)
+    networks = train(device, preset, preset.r1_every + 1)
+    synchronise(device)
     warm_up, began, count = time.perf_counter() - start, time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
         networks.step(count, private=False)
         count += 1
-        synchronised(device)
+        synchronise(device)
     rate = count * preset.batch_size / (time.perf_counter() - began)
     labels = balanced_labels(80, networks.labels.cpu())
     save_grid(folder / f"{name}.png", render(networks.average, labels, seed=0), 10)
@@ -181,7 +181,7 @@ def measure(
     return {**steps, "warm_up_seconds": warm_up, "peak_mib": peak(device)}
 
 
-def trained(device: torch.device, preset: Preset, steps: int) -> Adversaries:
+def train(device: torch.device, preset: Preset, steps: int) -> Adversaries:
     """Networks after some steps on digits, without the privacy term, with a fixed seed."""
     torch.manual_seed(0)
     networks = Adversaries(
@@ -201,7 +201,7 @@ def digits(size: int, device: torch.device) -> Examples:
     return Examples(images.to(device), labels.to(device), 10, "digits")
 
 
-def synchronised(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
     """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -35,7 +35,7 @@ class Losses:
         lost = f"lost {self.share:g} " if self.share else ""
         return lost + (f"leaves after {self.leaves_after}" if self.leaves_after else "")
 
-    def lost(self, seed: int, server_round: int, hospital: int, hospitals: int) -> bool:
+    def is_lost(self, seed: int, server_round: int, hospital: int, hospitals: int) -> bool:
         """Whether a hospital, from 0, is away in a round, from 1."""
         away = rng_for(seed, "away", server_round, hospital).random() < self.share
         if self.leaves_after and server_round > self.leaves_after:
@@ -76,4 +76,4 @@ class UnreliableGrid(WorkersGrid):
             return False
         server_round = Order.read(message.content).round
         hospital, hospitals = asked.dst_node_id - 1, len(self.nodes)
-        return self.losses.lost(self.run_config["seed"], server_round, hospital, hospitals)
+        return self.losses.is_lost(self.run_config["seed"], server_round, hospital, hospitals)

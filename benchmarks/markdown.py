@@ -32,7 +32,7 @@ def table_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def where() -> str:
+def commit_and_machine() -> str:
     """The commit and the machine of a measurement."""
     return f"commit {commit()}, {machine()}"
 

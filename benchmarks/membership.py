@@ -40,8 +40,8 @@ def main() -> None:
     output = Path(sys.argv[1]).expanduser()
     networks = int(sys.argv[2]) if len(sys.argv) > 2 else NETWORKS
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row, run in newest(output):
-        rows[row] += attacked(run, networks)
+    for row, run in newest_runs(output):
+        rows[row] += attack(run, networks)
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "MIA by network, %", "MIA by loss, %"]))
     for row, figures in rows.items():
@@ -49,14 +49,14 @@ def main() -> None:
         print(table_row([row, *cells]))
 
 
-def newest(output: Path) -> Iterator[tuple[str, Path]]:
+def newest_runs(output: Path) -> Iterator[tuple[str, Path]]:
     """The rows and result folders below the output folder of a table."""
     runs = {path.parent.parent: path.parent for path in sorted(output.glob("*/*/*/commit"))}
     for repeat, run in runs.items():
         yield repeat.parent.name, run
 
 
-def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
+def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
     """The accuracies of both attacks on each model of a run, at each hospital."""
     settings = Settings.parse(read_config(run / "config.toml"))
     hospitals = len(Summary.read(run, any_version=True).hospitals)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.markdown import print_head, print_row, where
+from benchmarks.markdown import commit_and_machine, print_head, print_row
 from benchmarks.simulation import run, run_warm, superlink
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.pool import LocalSamples
@@ -41,7 +41,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a Markdown table."""
-    print(f"{where()}, {PROCESSES} processes\n")
+    print(f"{commit_and_machine()}, {PROCESSES} processes\n")
     print_head(
         "workload", "bare loop, s", "Flower, s", "ratio", "workers, s", "ratio", "ms a message"
     )
@@ -93,7 +93,9 @@ def bare_seconds(config: Path) -> float:
     return float(seconds)
 
 
-def opened(settings: Settings, hospitals: Iterable[int]) -> tuple[list[LocalData], Architecture]:
+def open_hospitals(
+    settings: Settings, hospitals: Iterable[int]
+) -> tuple[list[LocalData], Architecture]:
     """The data of hospitals, in memory, and the network that they train."""
     data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
     shape, classes = data[0].train.shape, len(data[0].classes)
@@ -127,7 +129,7 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     """Train a model per hospital, and test all models at each after every round."""
     torch.set_num_threads(1)
     settings = Settings.parse(read_config(config))
-    data, architecture = opened(settings, hospitals)
+    data, architecture = open_hospitals(settings, hospitals)
     models = [architecture.build() for _ in data]
     torch.optim.Adam(models[0].parameters())  # the first optimizer of a process imports for seconds
     ready.wait()

@@ -1,30 +1,33 @@
-"""Runs every row of a table with every seed, one run each: a table of benchmarks/, or one's own.
+"""Does the runs of a table: a run for each row and seed. It then prints the table.
+
+The table is one of benchmarks/, or your own file.
 
     uv run python -m benchmarks.reproduce feder_digits
     uv run python -m benchmarks.reproduce ~/own.toml --seeds 0,1,2,3,4
     uv run python -m benchmarks.reproduce --vary strategy=cwt,feder --vary train.epochs=1,3
 
-A table is a TOML file; only `rows` must be there, and `name` in each:
+A table is a TOML file. It needs `rows`, and each row needs a `name`; all else is optional:
 
-    title = "..."                          # what it is, of which paper
-    hospitals = 3                          # simulated in every run; a row may have its own number
-    seeds = [0, 1]                         # a run for each
-    folds = 5                              # if it is there: a run for each seed and fold of the
-                                           # training images, with the settings num-folds and fold
+    title = "..."                          # the title, with the paper
+    hospitals = 3                          # hospitals of every run; a row may have its own number
+    seeds = [0, 1]                         # each row has a run for each seed
+    folds = 5                              # and for each fold of the training images, with the
+                                           # settings num-folds and fold
     columns = ["federation_accuracy"]      # see `list_columns`
-    [settings]                             # for all rows, as in pyproject.toml; {data} stands for
-    dataset = "npz:{data}/x.npz"           # the folder that --data names, and {images} for several
+    [settings]                             # of all rows, as in pyproject.toml; {data} stands for
+    dataset = "npz:{data}/x.npz"           # the folder of --data, and {images} for its folders
     [[rows]]
     name = "FedER"                         # without a comma, for --rows
-    settings.strategy = "feder"            # what differs
-    lost = 0.2                             # share of visits that do not take place, and rounds
-    leaves_after = 4                       # after which one hospital leaves (benchmarks/losses.py)
-    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; `beside`
-                                           # at the top says whose it is, if not the paper's
+    settings.strategy = "feder"            # the settings of this row
+    lost = 0.2                             # share of visits that do not take place
+    leaves_after = 4                       # one hospital leaves after this round
+                                           # (benchmarks/losses.py)
+    paper.federation_accuracy = 0.83       # or [mean, std], in the unit of summary.json; `beside`
+                                           # at the top names the source if it is not the paper
 
-Runs that are completed are not done again, so a table that was interrupted goes on where it was.
-GANs are trained once: all runs have one store, in the output folder. `python -m server_app compare`
-says how sure the differences between rows are.
+A completed run is not done again, so an interrupted table goes on where it stopped. GANs are
+trained once: all runs share a store in the output folder. `python -m server_app compare` says how
+certain the differences between rows are.
 """
 
 import argparse
@@ -62,12 +65,15 @@ from warm.workers import Workers
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
-# What a table, and a row of it, may say; the first must be there.
+# The keys of a table and of a row; the first one is required.
 TABLE_KEYS = ("rows", "title", "beside", "hospitals", "seeds", "folds", "columns", "settings")
 ROW_KEYS = ("name", "hospitals", "settings", "paper", "lost", "leaves_after")
 COLUMNS = [
-    *("federation_balanced_accuracy", "federation_accuracy"),
-    *("personalized_balanced_accuracy", "personalized_accuracy", "wall_seconds"),
+    "federation_balanced_accuracy",
+    "federation_accuracy",
+    "personalized_balanced_accuracy",
+    "personalized_accuracy",
+    "wall_seconds",
 ]
 
 
@@ -77,7 +83,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Repeat:
-    """Which of the runs of a row: its seed, and its fold if the table has folds (0 = none)."""
+    """The seed of a run of a row, and its fold; folds = 0: the table has none."""
 
     seed: int
     folds: int = 0
@@ -85,12 +91,13 @@ class Repeat:
 
     @property
     def settings(self) -> dict[str, int]:
-        """What the run sets, beside the settings of its row."""
-        cut = {"num-folds": self.folds, "fold": self.fold} if self.folds else {}
-        return {"seed": self.seed, **cut}
+        """The settings of the run beside those of its row."""
+        fold = {"num-folds": self.folds, "fold": self.fold} if self.folds else {}
+        return {"seed": self.seed, **fold}
 
     def __str__(self) -> str:
-        return f"seed {self.seed}" + f", fold {self.fold}" * bool(self.folds)
+        fold = f", fold {self.fold}" if self.folds else ""
+        return f"seed {self.seed}{fold}"
 
 
 @dataclass(frozen=True)
@@ -98,11 +105,11 @@ class Column:
     """A column of figures.
 
     Attributes:
-        heading: With the unit.
-        scale: From the unit of summary.json to that of the table.
-        values: Its figures in a summary, None for one that was not measured. A cell shows the mean
-            and standard deviation (N - 1) over all figures of all seeds, and their number if some
-            were not measured.
+        heading: The title, with the unit.
+        scale: The factor from the unit of summary.json to that of the table.
+        values: Returns the figures in a summary; None = not measured. A cell shows the mean and the
+            standard deviation (N - 1) over the figures of all seeds, and the number of figures if
+            some were not measured.
     """
 
     heading: str
@@ -114,11 +121,11 @@ class Column:
 class Row:
     """A row: the settings that differ from pyproject.toml, and the paper's figures by column.
 
-    Its name has those settings that vary; `of` is its name in the file.
+    Its name ends with the settings that vary; `name_in_file` does not.
     """
 
     name: str
-    of: str
+    name_in_file: str
     hospitals: int
     settings: dict[str, Any]
     paper: dict[str, list[float]]
@@ -127,7 +134,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What a TOML file says, checked."""
+    """The checked content of a TOML file."""
 
     title: str
     beside: str
@@ -144,41 +151,49 @@ class Table:
 
 
 def main() -> None:
-    """Do the runs that are missing, then print and keep the table."""
+    """Do the missing runs, then print the table and write it to a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce")
     parser.add_argument(
-        "table", nargs="?", help="name of a table in benchmarks/, or a TOML file like these"
+        "table", nargs="?", help="the name of a table in benchmarks/, or your own TOML file"
     )
     parser.add_argument(
-        *("--data",),
+        "--data",
         type=_folders,
         default=[],
-        help="folder that {data} stands for in the table's settings; where they have {images}, the "
-        "hospitals' folders or manifests, with commas",
+        help="the folder for {data} in the table's settings; for {images}, the folders "
+        "or manifests of all hospitals, with commas",
     )
-    parser.add_argument("--output", type=Path, help="default: ~/fedhandoff/benchmarks/<name>")
-    parser.add_argument("--rows", help="names of the rows to run, with commas; default: all")
-    parser.add_argument("--seeds", type=_numbers, help="in place of the table's, such as 0,1,2")
-    parser.add_argument("--hospitals", type=int, help="in place of the table's number")
     parser.add_argument(
-        *("--vary",),
+        "--output",
+        type=Path,
+        help="the folder for runs and table (default: ~/fedhandoff/benchmarks/<name>)",
+    )
+    parser.add_argument("--rows", help="the names of some rows, with commas (default: all rows)")
+    parser.add_argument(
+        "--seeds", type=_numbers, help="seeds instead of the table's, such as 0,1,2"
+    )
+    parser.add_argument("--hospitals", type=int, help="a number instead of the table's")
+    parser.add_argument(
+        "--vary",
         action="append",
         default=[],
         metavar="KEY=VALUE,...",
-        help="every row with each of these values of a setting; without a table, the defaults",
+        help="a setting with values: each row is run with each value; without a table, the default "
+        "settings are run with each value",
     )
     parser.add_argument(
-        *("--workers",),
+        "--workers",
         type=int,
         default=0,
-        help="run in so many warm processes instead of Flower's engine: the same figures, sooner",
+        help="the number of warm processes, which replace Flower's engine: the figures are the "
+        "same, and come sooner",
     )
     arguments = parser.parse_args()
     try:
-        described = described_by(arguments.table, arguments.vary)
+        described = read_table(arguments.table, arguments.vary)
         changes = {"seeds": arguments.seeds, "hospitals": arguments.hospitals}
         described |= {key: value for key, value in changes.items() if value}
-        table = checked(described, arguments.data)
+        table = check_table(described, arguments.data)
         table = replace(table, rows=choose(table, arguments.rows))
         name = Path(arguments.table or "sweep").stem
         output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / name
@@ -196,13 +211,13 @@ def main() -> None:
 
         @cache
         def flower() -> dict[str, str]:
-            """The SuperLink of all runs, from the first on; none if all were done before."""
+            """The SuperLink of all runs; the first run starts it."""
             place = Path(folder) / "superlink"
             return running.enter_context(superlink(place, **store))
 
         @cache
         def warm() -> Workers:
-            """The processes of all runs, from the first on."""
+            """The warm processes of all runs; the first run starts them."""
             log = running.enter_context((output / "log.txt").open("a", encoding="utf-8"))
             return running.enter_context(Workers(arguments.workers, store, log))
 
@@ -228,17 +243,18 @@ def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 
-def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
-    """What a table says, with every row repeated for all values of the settings that vary.
+def read_table(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a table, and repeat each row for all values of the settings that vary.
 
     Args:
-        name: Of a table in benchmarks/, or the path of a TOML file; None: one row, the defaults.
+        name: The name of a table in benchmarks/, or the path of a TOML file; None = a table of one
+            row, with the default settings.
         vary: Settings with their values, such as "strategy=cwt,feder"; a value with a comma stands
             in single quotes.
 
     Raises:
-        TableError: There is no such table; or it cannot be read, or says what no table says.
-        SettingsError: There is no setting of a name.
+        TableError: There is no such table, it cannot be read, or it has an unknown key.
+        SettingsError: A setting is unknown.
     """
     if name is None and not vary:
         raise TableError(f"Name a TOML file, or one of {', '.join(sorted(TABLES))}; or --vary.")
@@ -251,7 +267,7 @@ def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
         names = [f"{key}={chosen[key]}".replace(",", " ") for key in named]
         name = " ".join(filter(None, [row["name"], *names]))
         own = {**flatten_dict(row.get("settings")), **chosen}
-        rows.append({**row, "name": name, "of": row["name"], "settings": own})
+        rows.append({**row, "name": name, "name_in_file": row["name"], "settings": own})
     return {**described, "rows": rows}
 
 
@@ -280,7 +296,7 @@ def _check_keys(where: str, found: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
-    """A setting and its values, read as its default is."""
+    """A setting and its values, of the type of its default."""
     key, _, values = text.partition("=")
     complete({key: values})  # refuses a name that is unknown
     return key, [
@@ -292,18 +308,19 @@ def _value(default: Any, text: str) -> Any:
     try:
         return text if isinstance(default, str) else tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # which is refused later, with what is allowed
+        return text  # refused later, in a message that names the allowed values
 
 
-def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
-    """Check everything that can be checked without the images.
+def check_table(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
+    """Check a table, except what needs the images.
 
     Args:
-        described: Of `described_by`.
-        data: What --data names.
+        described: The table, from `read_table`.
+        data: The folders of --data.
 
     Raises:
-        TableError: It does not fit together, or a setting has a value that cannot be used.
+        TableError: Two parts of the table do not fit together, or the value of a setting cannot be
+            used.
     """
     hospitals, seeds = described.get("hospitals", max(2, len(data))), described.get("seeds", [0])
     chosen = described.get("columns", COLUMNS)
@@ -314,7 +331,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
     rows = []
     for row in described["rows"]:
         own = {**flatten_dict(described.get("settings")), **flatten_dict(row.get("settings"))}
-        settings = {key: _filled_in(value, data) for key, value in own.items()}
+        settings = {key: _fill_in(value, data) for key, value in own.items()}
         try:
             strategy_of(Settings.parse(complete({**settings, **first.settings})))
         except SettingsError as error:
@@ -328,9 +345,9 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         losses = Losses(row.get("lost", 0.0), row.get("leaves_after", 0))
         if not 0 <= losses.share < 1:
             raise TableError(f"Row '{row['name']}': 'lost' is a share, from 0 to below 1.")
-        name, of = row["name"], row.get("of", row["name"])
-        rows.append(Row(name, of, row.get("hospitals", hospitals), settings, paper, losses))
-    if len({dashed(row.name) for row in rows}) < len(rows):
+        names = (row["name"], row["name_in_file"])
+        rows.append(Row(*names, row.get("hospitals", hospitals), settings, paper, losses))
+    if len({folder_name(row.name) for row in rows}) < len(rows):
         raise TableError("Two rows have one name, or names that differ only in signs like +.")
     columns = {name: known[name] for name in chosen}
     title, beside = described.get("title", "Own table"), described.get("beside", "paper")
@@ -338,7 +355,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
 
 
 def _check_here(row: Row, repeat: Repeat, output: Path) -> None:
-    """Check also what a row needs of this machine."""
+    """Check that this machine has all that a row needs."""
     config = complete({**row.settings, **repeat.settings, "output-dir": str(output)})
     try:
         check(config, hospitals=row.hospitals)
@@ -355,30 +372,31 @@ def list_columns(hospitals: int) -> dict[str, Column]:
         best_<accuracy>  the highest over the evaluated rounds, chosen on test data
         last_5_<accuracy>
                          the mean over the last 5 evaluated rounds
-        hospital-0, ...  accuracy of all models at the hospitals, in order of their names; FedER
-                         calls it "node convergence"
+        hospital-0, ...  the accuracy of all models at a hospital; the numbers are in the order of
+                         the hospitals' names. FedER calls it "node convergence"
         after-visit-hospital-0, ...
-                         accuracy at the hospital of the model that it trained last, in order of
-                         their names; FedER calls it "node performance". Its test sets have as many
-                         images of each class, so that this is the balanced accuracy as well
+                         the accuracy, at a hospital, of the model that it trained last. FedER calls
+                         it "node performance". FedER's test sets have as many images of each class,
+                         so there it equals the balanced accuracy
         last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
-                         of the pooled (balanced) accuracy over all visits of the last 10 rounds
-        rounds_to_75     round in which the pooled accuracy first reached 75 %
-        epochs_to_75     the same in epochs of all hospitals, where one model goes from hospital to
-                         hospital; both need evaluate.every = 1
-        bytes_per_hop    to and from a hospital at a visit
-        megabytes        to and from all hospitals in the run
+                         mean and standard deviation of the pooled (balanced) accuracy over all
+                         visits of the last 10 rounds
+        rounds_to_75     the first round with a pooled accuracy of 75 %; needs evaluate.every = 1
+        epochs_to_75     the epochs of all hospitals until then, for methods in which one model goes
+                         from hospital to hospital; needs evaluate.every = 1
+        bytes_per_hop    bytes to and from a hospital at a visit
+        megabytes        megabytes to and from all hospitals in the run
         seconds_per_round
-                         median over the evaluated rounds
-        wall_seconds     of the run; where GANs are missing they are trained in this time
+                         the median over the evaluated rounds
+        wall_seconds     the wall time of the run, with the training of GANs that were missing
         projection_plain, projection_private
-                         perceptual distance of training images from their projections (needs
-                         gan.projections) by the GANs of all hospitals, before and after the phase
-                         with the privacy loss
-        mml              perceptual distance of their synthetic images from the nearest training
-                         image, in the mean
-        frechet          distance of their synthetic images from the real ones
-        gan_private      share of the GANs in which the privacy loss has had a part
+                         the perceptual distance of training images from their projections by the
+                         hospitals' GANs, before and after the phase with the privacy loss; needs
+                         gan.projections
+        mml              the perceptual distance of the GANs' synthetic images from the nearest
+                         training image, in the mean
+        frechet          the distance of the GANs' synthetic images from the real ones
+        gan_private      the share of GANs that were trained with the privacy loss
     """
     columns = {
         field.name: Column(f"{field.name.replace('_', ' ')}, %", 100, _scalar(field.name))
@@ -460,7 +478,7 @@ def _after_visit_at(index: int) -> Values:
 
 
 def _synthetic(*prefixes: str) -> Values:
-    """Of each hospital's GAN; the ends of such names say what measured them."""
+    """Figures of the hospitals' GANs. The end of a figure's name is the method of measurement."""
 
     def values(summary: Mapping[str, Any]) -> list[float | None]:
         return [
@@ -495,8 +513,8 @@ def _is_75(visit: Mapping[str, Any]) -> bool:
     return accuracy is not None and accuracy >= 0.75
 
 
-def _filled_in(value: Any, data: Sequence[Path]) -> Any:
-    """A setting, with what --data names in the place of {data}, or of {images}."""
+def _fill_in(value: Any, data: Sequence[Path]) -> Any:
+    """Replace {data} or {images} in a setting by the folders of --data."""
     if not isinstance(value, str) or not re.search("{(data|images)}", value):
         return value
     if "{images}" in value:
@@ -519,26 +537,26 @@ def _list(names: Iterable[str]) -> str:
 
 
 def choose(table: Table, names: str | None) -> list[Row]:
-    """The rows of these names, separated by commas; all rows if it is None.
+    """The rows with these names, which commas separate; None = all rows.
 
-    A row of the file stands for all those that a setting makes of it.
+    The name of a row in the file stands for all rows that --vary makes of it.
 
     Raises:
-        TableError: There is no row of a name.
+        TableError: A name belongs to no row.
     """
     if names is None:
         return table.rows
     wanted = {name.strip() for name in names.split(",")}
-    if unknown := wanted - {name for row in table.rows for name in (row.name, row.of)}:
-        every = dict.fromkeys(row.of or row.name for row in table.rows)
+    if unknown := wanted - {name for row in table.rows for name in (row.name, row.name_in_file)}:
+        every = dict.fromkeys(row.name_in_file or row.name for row in table.rows)
         raise TableError(f"No row is called {_list(unknown)}. There are: {', '.join(every)}.")
-    return [row for row in table.rows if {row.name, row.of} & wanted]
+    return [row for row in table.rows if {row.name, row.name_in_file} & wanted]
 
 
 def run_missing(
     table: Table, output: Path, start: Callable[[Path, Row, dict[str, Any]], Path]
 ) -> bool:
-    """Do those runs that are not completed yet; say which is under way.
+    """Do the runs that are not completed yet, and print the name of each.
 
     Args:
         table: The table.
@@ -546,12 +564,12 @@ def run_missing(
         start: Does a run, by its output-dir, row and settings, and returns the result folder.
 
     Returns:
-        Whether all of them are completed now.
+        Whether all runs are completed now.
     """
     runs = [(row, repeat) for repeat in table.repeats for row in table.rows]
     for number, (row, repeat) in enumerate(runs, 1):
         place, folder = f"[{number}/{len(runs)}] {row.name}, {repeat}", _folder(row, repeat, output)
-        if completed(row, repeat, output):
+        if completed_result(row, repeat, output):
             print(f"{place}: completed before", flush=True)
             continue
         print(f"{place}: under way in {folder}", flush=True)
@@ -564,11 +582,11 @@ def run_missing(
         except RunFailed as error:
             outcome = f"failed: {error}"
         print(f"{place}: {outcome}, {duration(time.monotonic() - began)}", flush=True)
-    return all(completed(row, repeat, output) for row, repeat in runs)
+    return all(completed_result(row, repeat, output) for row, repeat in runs)
 
 
-def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
-    """The newest completed result of a row's repeat, in its present settings, or None."""
+def completed_result(row: Row, repeat: Repeat, output: Path) -> Path | None:
+    """The newest completed result of a row and repeat with the present settings, or None."""
     wanted = {**defaults(), **row.settings, **repeat.settings}
     for key in ("output-dir", "resume", *USUAL):
         del wanted[key]
@@ -576,10 +594,10 @@ def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
         summary = read_summary(path.parent)
         config = read_config(path.parent / "config.toml")
         same = wanted.items() <= config.items() and len(summary["data"]) == row.hospitals
-        # A buffer that may not leave is a result as well: its hospital takes part without one.
-        failed = {each["reason"] for each in summary["failures"] if each["outcome"] != "release"}
-        as_meant = failed == ({AWAY} if row.losses != NONE else set())
-        if same and as_meant and summary["status"] != "failed":
+        # A run in which a buffer may not leave is complete: its hospital takes part without one.
+        failures = {each["reason"] for each in summary["failures"] if each["outcome"] != "release"}
+        as_expected = failures == ({AWAY} if row.losses != NONE else set())
+        if same and as_expected and summary["status"] != "failed":
             return path.parent
     return None
 
@@ -589,13 +607,13 @@ def render(table: Table, output: Path, command: str) -> str:
 
     Args:
         table: The table.
-        output: Its folder.
-        command: What did the runs.
+        output: The table's folder.
+        command: The command that did the runs.
     """
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()
     for row in table.rows:
-        found = [completed(row, repeat, output) for repeat in table.repeats]
+        found = [completed_result(row, repeat, output) for repeat in table.repeats]
         results = [result for result in found if result is not None]
         commits |= {(result / "commit").read_text("utf-8") for result in results}
         summaries = [read_summary(result) for result in results]
@@ -607,8 +625,9 @@ def render(table: Table, output: Path, command: str) -> str:
         for name, column in table.columns.items():
             figures = [value for summary in summaries for value in column.values(summary)]
             measured = [figure for figure in figures if figure is not None]
-            partly = f" ({len(measured)} of {len(figures)})" * (0 < len(measured) < len(figures))
-            line.append(cell(mean_and_std(measured), column.scale) + partly)
+            partly = 0 < len(measured) < len(figures)
+            count = f" ({len(measured)} of {len(figures)})" if partly else ""
+            line.append(cell(mean_and_std(measured), column.scale) + count)
             if name in with_paper:
                 line.append(cell(row.paper.get(name, []), column.scale))
         lines.append(line)
@@ -617,7 +636,7 @@ def render(table: Table, output: Path, command: str) -> str:
         titles += [column.heading, table.beside] if name in with_paper else [column.heading]
     markdown = "\n".join([table_head(titles), *map(table_row, lines)])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
-    folds = f", {table.folds} folds each" * bool(table.folds)
+    folds = f", {table.folds} folds each" if table.folds else ""
     return (
         f"## {table.title}\n\n    {command}\n\n"
         f"Seeds {seeds}{folds}. Commit {states}; {machine()}.\n\n{markdown}\n"
@@ -635,16 +654,16 @@ def cell(figures: Sequence[float], scale: float) -> str:
 
 
 def _folder(row: Row, repeat: Repeat, output: Path) -> Path:
-    return output / dashed(row.name) / dashed(f"{repeat} {row.losses}")
+    return output / folder_name(row.name) / folder_name(f"{repeat} {row.losses}")
 
 
-def dashed(name: str) -> str:
-    """The name of a folder, for one of a row or a repeat."""
+def folder_name(name: str) -> str:
+    """A folder's name for the name of a row or a repeat."""
     return re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
 def _reasons(summary: Mapping[str, Any]) -> list[str]:
-    """Why hospitals failed, each reason once."""
+    """The reasons of failures, each once."""
     return sorted({failure["reason"] for failure in summary["failures"]})
 
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import at_home, axes, diagnoses, phantoms
-from benchmarks.at_home import RULES, Models, judged
-from benchmarks.reproduce import dashed, described_by
+from benchmarks.at_home import RULES, Models, judge
+from benchmarks.reproduce import folder_name, read_table
 from strategies.protocol.settings import defaults
 
 
@@ -34,12 +34,12 @@ def numbers(images):
 
 @pytest.mark.parametrize("classes", axes.STEPS["classes"])
 def test_hospitals_have_so_many_digits_and_test_on_their_own(mnist, classes):
-    hospitals = axes.digits(mnist, axes.OF_CLASS, classes)
+    hospitals = axes.digits(mnist, axes.TRAIN_IMAGES, classes)
     own = [set(train[1].tolist()) for train, _ in hospitals]
     assert [set(test[1].tolist()) for _, test in hospitals] == own
     assert all(len(each) == classes for each in own)
     assert set().union(*own) == set(range(axes.CLASSES))
-    assert all(len(train[1]) > axes.OF_CLASS - classes for train, _ in hospitals)
+    assert all(len(train[1]) > axes.TRAIN_IMAGES - classes for train, _ in hospitals)
     trained = [numbers(train[0]) for train, _ in hospitals]
     assert sum(map(len, trained)) == len(set().union(*trained))
 
@@ -64,7 +64,7 @@ def test_a_device_changes_images_the_more_the_stronger_it_is():
 
 
 def leave_run(output, row, step, seed, everywhere, at_home):
-    folder = output / dashed(f"{row} dataset=npz:classes-{step}") / f"seed-{seed}" / "run"
+    folder = output / folder_name(f"{row} dataset=npz:classes-{step}") / f"seed-{seed}" / "run"
     folder.mkdir(parents=True)
     (folder / "commit").touch()
     (folder / "config.toml").write_text(tomli_w.dumps({"dataset": f"npz:/x/classes-{step}.npz"}))
@@ -100,7 +100,7 @@ def test_images_are_those_of_the_hospital_of_that_name(tmp_path):
 
 @pytest.mark.slow
 def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_path, monkeypatch):
-    rows = [row["name"] for row in described_by("axes")["rows"][:-1]]
+    rows = [row["name"] for row in read_table("axes")["rows"][:-1]]
     for place, row in enumerate(rows):
         for step in (1, 10, 5):
             for seed in (0, 1):
@@ -193,12 +193,12 @@ def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
         return RULES["the best of all"](seen, labels, new)
 
     monkeypatch.setattr(at_home, "RULES", {**RULES, "noted": noted})
-    figures = dict(judged(models, labels, patients, 0))
+    figures = dict(judge(models, labels, patients, 0))
     assert figures["its own, alone"] == figures["the one it trained last"] == 0
     assert figures["the mean of all"] == 0
     for rule in ("the best of all", "a mixture of all", "a mixture of all and its own", "noted"):
         assert figures[rule] == 1
     assert asked == [((20, 2), (20, 2))] * (2 * at_home.SPLITS)
-    with_its_own = dict(judged(Models(wrong, right, wrong, np.stack([wrong])), labels, patients, 0))
+    with_its_own = dict(judge(Models(wrong, right, wrong, np.stack([wrong])), labels, patients, 0))
     assert with_its_own["its own, alone"] == with_its_own["the best of all"] == 0
     assert with_its_own["the best of all and its own"] == 1

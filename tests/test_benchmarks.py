@@ -17,10 +17,10 @@ from benchmarks.reproduce import (
     TABLES,
     Repeat,
     TableError,
-    checked,
+    check_table,
     choose,
-    completed,
-    described_by,
+    completed_result,
+    read_table,
     render,
     run_missing,
 )
@@ -48,7 +48,7 @@ paper = { federation_accuracy = 0.8341, hospital-1 = [0.8567, 0.0236] }
 
 
 def load(path, data, vary=()):
-    return checked(described_by(str(path), vary), data)
+    return check_table(read_table(str(path), vary), data)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
     table = load(tmp_path / "skin.toml", [Path("/data")])
     assert [row.name for row in table.rows] == ["alone", "FedER", "FedER without buffers"]
     vary = re.findall(r"--vary ([a-z]\S*=\S+)", page)
-    assert len(checked(described_by(None, vary), []).rows) == 6
+    assert len(check_table(read_table(None, vary), []).rows) == 6
 
 
 PAPERS = (Path(__file__).parents[1] / "docs" / "methods" / "papers.md").read_text("utf-8")
@@ -198,7 +198,7 @@ def test_the_folder_of_data_is_named_on_the_command_line(table, tmp_path):
 )
 def test_a_table_that_is_not_there_is_named(name, words):
     with pytest.raises(TableError) as error:
-        described_by(name)
+        read_table(name)
     assert words in str(error.value)
 
 
@@ -212,7 +212,7 @@ def test_only_the_rows_of_a_table_must_be_there(tmp_path):
 
 def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
     vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'", "seed=3"]
-    rows = checked(described_by(None, vary), []).rows
+    rows = check_table(read_table(None, vary), []).rows
     assert len(rows) == 8
     assert rows[0].name == "strategy=cwt train.learning-rate=0.1 mlp.hidden=8 8"
     wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "seed": 3}
@@ -237,7 +237,7 @@ def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
 )
 def test_values_that_cannot_be_used_are_refused_at_once(vary, words):
     with pytest.raises(ValueError, match=words):
-        checked(described_by(None, [vary]), [])
+        check_table(read_table(None, [vary]), [])
 
 
 def test_a_row_that_does_not_exist_is_refused(table):
@@ -432,7 +432,7 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
             runs = Runs(status=status, failures=[{"outcome": "gone", "reason": reason}])
             run_missing(replace(table, rows=[row]), tmp_path / reason, runs)
             lost = row.name == "alone" and reason == AWAY
-            assert (completed(row, Repeat(0), tmp_path / reason) is not None) == lost
+            assert (completed_result(row, Repeat(0), tmp_path / reason) is not None) == lost
 
 
 def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_path):
@@ -446,16 +446,16 @@ def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_pat
 
 def test_losses_are_the_same_for_all_methods_and_as_many_as_they_say():
     losses, rounds = Losses(0.4), range(1, 501)
-    lost = [[losses.lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
-    assert lost == [[losses.lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
+    lost = [[losses.is_lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
+    assert lost == [[losses.is_lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
     assert all(sum(each) == pytest.approx(200, abs=50) for each in lost)  # 4.5 deviations
     assert len(set(map(tuple, lost))) == 4
-    assert [losses.lost(4, r, 0, 4) for r in rounds] != lost[0]
+    assert [losses.is_lost(4, r, 0, 4) for r in rounds] != lost[0]
 
 
 def test_one_hospital_leaves_for_good():
     losses = Losses(leaves_after=2)
-    left = [{h for h in range(4) if losses.lost(0, r, h, 4)} for r in range(1, 7)]
+    left = [{h for h in range(4) if losses.is_lost(0, r, h, 4)} for r in range(1, 7)]
     assert left[:2] == [set(), set()]
     assert len(left[2]) == 1
     assert left[2:] == [left[2]] * 4
@@ -472,7 +472,7 @@ def test_a_lost_visit_is_an_absence_and_the_run_goes_on(tmp_path, strategy):
     visits = [each for each in events if each["verb"] == "train"]
     for visit in visits:
         hospital = int(visit["hospital"].removeprefix("hospital-"))
-        away = losses.lost(run_config()["seed"], visit["round"], hospital, 3)
+        away = losses.is_lost(run_config()["seed"], visit["round"], hospital, 3)
         assert visit["outcome"] == ("gone" if away else "ok")
     assert {visit["outcome"] for visit in visits} == {"gone", "ok"}
     tested = {each["hospital"] for each in events if each["verb"] == "evaluate"}
@@ -514,7 +514,7 @@ def test_what_is_completed_is_not_run_again(table, tmp_path):
 def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
     assert not run_missing(first_row_of(table), tmp_path, Runs(**changes))
     assert re.search(rf"seed 0: {outcome}, \d+ s$", capsys.readouterr().out, re.MULTILINE)
-    assert completed(table.rows[0], Repeat(0), tmp_path) is None
+    assert completed_result(table.rows[0], Repeat(0), tmp_path) is None
     again = Runs()
     again.done = [None] * 5  # its folders have names of their own
     assert run_missing(first_row_of(table), tmp_path, again)
@@ -525,8 +525,8 @@ def test_a_result_with_other_settings_does_not_count(table, tmp_path):
     run_missing(table, tmp_path, Runs())
     (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
     changed = load(tmp_path / "two.toml", [Path("/data")])
-    assert completed(changed.rows[0], Repeat(0), tmp_path)
-    assert completed(changed.rows[1], Repeat(0), tmp_path) is None
+    assert completed_result(changed.rows[0], Repeat(0), tmp_path)
+    assert completed_result(changed.rows[1], Repeat(0), tmp_path) is None
 
 
 def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
@@ -640,10 +640,10 @@ def test_attacks_are_on_the_newest_completed_run_of_each_repeat(tmp_path, monkey
     (tmp_path / "plan/seed-0/3").mkdir()
     worth = {"plan/seed-0/2": 0.6, "plan/seed-1/1": 0.5, "lci/seed-0/1": 0.4}
 
-    def attacked(run, networks):
+    def attack(run, networks):
         yield worth[str(run.relative_to(tmp_path))], networks / 10
 
-    monkeypatch.setattr(membership, "attacked", attacked)
+    monkeypatch.setattr(membership, "attack", attack)
     monkeypatch.setattr("sys.argv", ["membership", str(tmp_path), "3"])
     membership.main()
     assert capsys.readouterr().out.splitlines()[-2:] == [

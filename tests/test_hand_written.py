@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks.reproduce import TableError, described_by
+from benchmarks.reproduce import TableError, read_table
 from client_app.authority.identity import Identity
 from client_app.authority.members import add_member, member_line, read_members
 from client_app.authority.node_config import OwnError
@@ -36,7 +36,7 @@ FILES = {
     "policy.toml": ("# ä\n[runs]\nmax-rounds = 7\n", Policy.read),
     "members": ("# ä\n", read_members),
     "enrolment.csv": ("graz,active,active\nlinz,active,left\n", plan),
-    "table.toml": (TABLE, lambda path: described_by(str(path))),
+    "table.toml": (TABLE, lambda path: read_table(str(path))),
     "run.toml": ("seed = 7\noutput-dir = '/ä'\n", lambda path: changes_of([str(path)])),
     "manifest.csv": ("image,label\nä.png,ä\n", listed),
 }

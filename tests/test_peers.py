@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers.__main__ import PeerFailed, beginnings, measured, row_of
+from benchmarks.peers.__main__ import PeerFailed, beginnings, row_of, run_adapter
 from benchmarks.peers.ours import marks_of
 
 JOB = {"hospitals": 3, "rounds": 3, "batch_size": 16, "learning_rate": 0.1}
@@ -55,7 +55,7 @@ def test_a_round_begins_with_its_first_mark():
 @pytest.mark.parametrize("method", peers.BOTH)
 def test_the_yardstick_learns_and_is_timed(tmp_path, method):
     write_digits(tmp_path / "parts.npz")
-    found = measured(LOOP, {**JOB, "method": method}, tmp_path, 600)
+    found = run_adapter(LOOP, {**JOB, "method": method}, tmp_path, 600)
     assert found["accuracy"] > 0.9
     assert found["seconds_per_round"] > 0
     assert found["start_up_seconds"] > 0
@@ -66,13 +66,13 @@ def test_the_yardstick_learns_and_is_timed(tmp_path, method):
 def test_a_run_that_fails_or_hangs_is_a_row_with_the_reason(tmp_path):
     job = {**JOB, "method": "fedavg"}
     with pytest.raises(PeerFailed, match="no result: ZeroDivisionError"):
-        measured([sys.executable, "-c", "1 / 0"], job, tmp_path, 60)
+        run_adapter([sys.executable, "-c", "1 / 0"], job, tmp_path, 60)
     with pytest.raises(PeerFailed, match=r"not done in 0 s"):
-        measured([sys.executable, "-c", "import time; time.sleep(60)"], job, tmp_path, 0.2)
+        run_adapter([sys.executable, "-c", "import time; time.sleep(60)"], job, tmp_path, 0.2)
     sleep = "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True"
     inner = f"import subprocess, sys; subprocess.run({sleep})"
     with pytest.raises(PeerFailed, match=r"not done in 2 s"):
-        measured([sys.executable, "-c", inner], job, tmp_path, 2)
+        run_adapter([sys.executable, "-c", inner], job, tmp_path, 2)
     environments = (file for file in Path("/proc").glob("[0-9]*/environ"))
     assert not any(str(tmp_path).encode() in read(file) for file in environments)
     row = row_of("pfl", job, {"error": "no result: a | b"})
@@ -87,7 +87,7 @@ def test_a_peer_that_cannot_be_installed_is_kept_as_such(tmp_path, monkeypatch):
     def refuse(command):
         raise PeerFailed("not installed: no such version")
 
-    monkeypatch.setattr(peers, "_ready", refuse)
+    monkeypatch.setattr(peers, "_install", refuse)
     job = {**JOB, "method": "fedavg"}
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "marks.jsonl").touch()  # of a run that was interrupted

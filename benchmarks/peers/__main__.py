@@ -2,13 +2,15 @@
 
     uv run python -m benchmarks.peers --data <folder with mnist.npz>
 
-The work is MNIST, cut evenly at random, with a network of 784-256-256-10: one epoch of plain SGD at
-each hospital in every round, by serial hand-off and by FedAvg. Each peer is installed from PyPI
-into an environment of its own. All times are wall time on one machine, one run after the other.
+Hospitals have equal random parts of MNIST, and train a network of 784-256-256-10 units. In every
+round each hospital trains one epoch with plain SGD, by serial hand-off and by FedAvg. Each peer is
+installed from PyPI into an environment of its own. Times are wall times on one machine. One run
+follows the other.
 
-A round lasts from its beginning to the beginning of the next round (median). Start-up is the time
-before the first round, without installation. Memory is the highest sum over all processes of a run
-(PSS, so on Linux only). Each run has a JSON file of results, and is not repeated.
+The time of a round is the median from its beginning to the beginning of the next round. Start-up is
+the time before the first round, without installation. Memory is the peak over time of the sum over
+all processes of a run (PSS, on Linux only). The figures of a run are in a JSON file; a run that has
+this file is not repeated.
 """
 
 import argparse
@@ -30,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.markdown import print_head, print_row, where
+from benchmarks.markdown import commit_and_machine, print_head, print_row
 from benchmarks.memory import peak_memory
 from benchmarks.peers.ours import settings_of
 from benchmarks.simulation import APP
@@ -76,49 +78,71 @@ PEERS = {
 
 
 class PeerFailed(RuntimeError):
-    """A peer cannot be installed, or has not done its work."""
+    """A peer cannot be installed, or has failed."""
 
 
 def main() -> None:
     """Do the missing runs, and print a Markdown table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
     parser.add_argument("--data", type=Path, required=True, help="the folder of mnist.npz")
-    parser.add_argument("--output", type=Path, default=Path("~/fedhandoff/peers"))
-    parser.add_argument("--hospitals", default="4,10,50", help="numbers of hospitals, with commas")
-    parser.add_argument("--rounds", type=int, default=4, help="2 or more")
-    parser.add_argument("--peers", default=";".join(PEERS), help="names, with semicolons")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds a run may take")
-    given = parser.parse_args()
-    output = given.output.expanduser().resolve()
-    data = (given.data.expanduser() / "mnist.npz").resolve()
-    chosen = given.peers.split(";")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("~/fedhandoff/peers"),
+        help="the folder for figures and environments (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--hospitals",
+        default="4,10,50",
+        help="numbers of hospitals, with commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="the number of rounds, at least 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--peers",
+        default=";".join(PEERS),
+        help="names of peers, with semicolons (default: all of them)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=900.0,
+        help="the time limit of a run in seconds (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    output = arguments.output.expanduser().resolve()
+    data = (arguments.data.expanduser() / "mnist.npz").resolve()
+    chosen = arguments.peers.split(";")
     if unknown := set(chosen) - set(PEERS):
-        parser.error(f"--peers has {sorted(unknown)}; there are {'; '.join(PEERS)}")
-    if given.rounds < 2:
-        parser.error(f"--rounds is {given.rounds}; a round is timed from 2 on")
-    print(f"{where()}, {given.rounds} rounds\n")
+        parser.error(f"--peers has {sorted(unknown)}; the peers are {'; '.join(PEERS)}")
+    if arguments.rounds < 2:
+        parser.error(f"--rounds is {arguments.rounds}: give 2 or more, to time a whole round.")
+    print(f"{commit_and_machine()}, {arguments.rounds} rounds\n")
     print_head(*TITLES)
     for method in BOTH:
-        for hospitals in map(int, given.hospitals.split(",")):
+        for hospitals in map(int, arguments.hospitals.split(",")):
             job = {
                 "method": method,
                 "hospitals": hospitals,
-                "rounds": given.rounds,
+                "rounds": arguments.rounds,
                 "batch_size": BATCH_SIZE,
                 "learning_rate": LEARNING_RATE,
             }
             for name in (each for each in chosen if method in PEERS[each].methods):
-                folder = (
-                    output / f"{method}-{hospitals}-{name.replace(', ', '-').replace(' ', '-')}"
-                )
-                found = figures(name, job, data, folder, given.timeout)
+                who = name.replace(", ", "-").replace(" ", "-")
+                folder = output / f"{method}-{hospitals}-{who}"
+                found = figures(name, job, data, folder, arguments.timeout)
                 print_row(*row_of(name, job, found))
 
 
 def figures(
     name: str, job: dict[str, Any], data: Path, folder: Path, timeout: float
 ) -> dict[str, Any]:
-    """The figures of a run, or {"error": its reason}; kept in figures.json."""
+    """The figures of a run, or {"error": reason}, from figures.json; without it the run is done."""
     file = folder / "figures.json"
     if not file.exists():
         shutil.rmtree(folder, ignore_errors=True)  # files of an interrupted run
@@ -127,11 +151,12 @@ def figures(
             command = command_of(name, data, folder.parent / "environments")
             if PEERS[name].script:
                 write_parts(job, data, folder / "parts.npz")
-            found = measured(command, job, folder, timeout)
+            found = run_adapter(command, job, folder, timeout)
         except PeerFailed as error:
             found = {"error": str(error)}
         (folder / "parts.npz").unlink(missing_ok=True)
-        file.write_text(json.dumps({**job, "who": name, "where": where(), **found}), "utf-8")
+        origin = {"who": name, "where": commit_and_machine()}
+        file.write_text(json.dumps({**job, **origin, **found}), "utf-8")
     return dict(json.loads(file.read_text("utf-8")))
 
 
@@ -149,13 +174,13 @@ def command_of(name: str, data: Path, environments: Path) -> list[str]:
         python = environments / name / "bin" / "python"
         installed = environments / name / "installed"
         if not installed.exists():
-            _ready(["uv", "venv", "--clear", "--python", "3.11", str(environments / name)])
-            _ready(["uv", "pip", "install", "--python", str(python), *peer.requires])
+            _install(["uv", "venv", "--clear", "--python", "3.11", str(environments / name)])
+            _install(["uv", "pip", "install", "--python", str(python), *peer.requires])
             installed.touch()
     return [str(python), str(ADAPTERS / peer.script)]
 
 
-def _ready(command: Sequence[str]) -> None:
+def _install(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PeerFailed(f"not installed: {done.stderr.strip()[-300:]}")
@@ -180,7 +205,7 @@ def _arrays(samples: Samples) -> tuple[Any, Any]:
     return every.images.flatten(1).numpy(), every.labels.numpy()
 
 
-def measured(
+def run_adapter(
     command: list[str], job: dict[str, Any], folder: Path, timeout: float
 ) -> dict[str, Any]:
     """Run an adapter on a job, in a folder of its own.
@@ -222,8 +247,8 @@ def measured(
             end_processes(folder)
             process.wait()
     if not (folder / "result.json").exists():
-        said = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
-        raise PeerFailed(f"no result: {(said or ['it said nothing'])[-1][:200]}")
+        output = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
+        raise PeerFailed(f"no result: {(output or ['no output'])[-1][:200]}")
     lines = (folder / "marks.jsonl").read_text("utf-8").splitlines()
     starts = beginnings(map(json.loads, lines))
     return {
@@ -235,9 +260,9 @@ def measured(
 
 
 def end_processes(folder: Path) -> None:
-    """End all processes of a run, in any process group: those with its folder's variable.
+    """End all processes of a run: their environment names its folder.
 
-    It returns when no such process is left, since processes end late, and may start others.
+    Processes end late and may start others, so the search is repeated until it finds none.
     """
     mark = f"PEER_FOLDER={folder}".encode()
     ended = False
@@ -251,7 +276,7 @@ def end_processes(folder: Path) -> None:
 
 
 def beginnings(marks: Iterable[tuple[int, float]]) -> list[float]:
-    """The times at which rounds began; of an adapter's marks, the first of a round counts."""
+    """The times at which rounds began. Of all marks of a round, the first one counts."""
     first: dict[int, float] = {}
     for number, when in sorted(marks, key=lambda mark: mark[1]):
         first.setdefault(number, when)

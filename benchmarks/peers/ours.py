@@ -1,6 +1,6 @@
-"""The adapter for this app: in Flower's engine or in warm processes (`workers`).
+"""The adapter for this app, which runs in Flower's engine or in warm processes (`workers`).
 
-It is a process of its own, so its memory is measured as for the peers.
+It is a process of its own, so that its memory is measured like that of the peers.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a client of NVFlare does in a round."""
+"""The work of an NVFlare client in a round."""
 
 import nvflare.client as flare
 import torch

@@ -1,7 +1,7 @@
-"""What all adapters share: the job, the network, a visit, and what they leave behind.
+"""The parts that all adapters share: the job, the network, a visit, marks and the result.
 
-Adapters run in environments of their own, where this folder is on the import path and nothing of
-this app is: torch and numpy are all that is imported here.
+Adapters run in environments of their own. Their import path has this folder, and nothing else of
+this app. So this module imports only torch and numpy.
 """
 
 import json
@@ -21,15 +21,15 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done.
+    """The work of one run.
 
     Attributes:
-        folder: Of this run: parts.npz is in it, marks and result are put there.
+        folder: The folder of the run, with parts.npz; also for marks and result.
         method: handoff (one model visits the hospitals in turn) or fedavg.
-        hospitals: Number of hospitals.
-        rounds: Number of rounds; in each every hospital trains for one epoch.
+        hospitals: The number of hospitals.
+        rounds: The number of rounds; in each round every hospital trains for one epoch.
         batch_size: Images per step.
-        learning_rate: Of plain SGD.
+        learning_rate: The learning rate of plain SGD.
     """
 
     folder: Path
@@ -87,13 +87,13 @@ def visit(model: nn.Module, part: Part, job: Job) -> None:
 
 
 def mark(job: Job, round_number: int) -> None:
-    """Note that a round has begun, or that a hospital has begun with it; the first one counts."""
+    """Note that a round has begun somewhere. Of all marks of a round, the first one counts."""
     with (job.folder / "marks.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps([round_number, time.time()]) + "\n")
 
 
 def finish(job: Job, model: nn.Module) -> None:
-    """Leave the accuracy of the final model on the test images of all hospitals."""
+    """Write the accuracy of the final model on the test images of all hospitals."""
     images, labels = job.test_part()
     model.eval()
     with torch.inference_mode():
