@@ -19,6 +19,7 @@ from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
 from learning.dp_sgd import check_network
 from learning.models import Architecture
+from learning.models.preprocessing import pixels_of
 from learning.randomness import seeded
 from learning.samples import Samples, concatenate
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
@@ -72,10 +73,12 @@ class Hospital:
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture of the hospital's first network, for its images."""
+        """The architecture of the hospital's first network, for its images or features."""
         channels, height, width = self.data.train.shape
         classes, hidden = len(self.data.classes), self.settings.mlp.widths
-        pixels = self.settings.pixels
+        if self.data.whole:
+            return replace(self.data.whole, classes=classes).head(channels)
+        pixels = pixels_of(self.settings, self.model)
         return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
     @property
@@ -97,6 +100,8 @@ class Hospital:
     def first_model(self, own_start: bool = False) -> nn.Module:
         """A network with random weights or, with the setting `pretrained`, with trained ones.
 
+        A head on features always has random weights: `pretrained` is for the frozen network.
+
         Args:
             own_start: Whether the hospital has its own random weights; else all hospitals have the
                 same.
@@ -109,7 +114,7 @@ class Hospital:
         architecture.check()
         with seeded(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
-        if settings.pretrained:
+        if settings.pretrained and not self.data.whole:
             from learning.models.pretrained import load_pretrained  # also imports torchvision
 
             load_pretrained(network, architecture, settings.pretrained, self.data.classes)
@@ -162,7 +167,8 @@ class Hospital:
         chosen = str(self.settings.run_config[key])
         file = chosen.removeprefix(PUBLIC)
         require(chosen != file, key, chosen, f"{PUBLIC}<absolute file>")
-        return open_public(file, self.settings, self.data).to(self.device)
+        store, machine = self.store.folder.parent, self.policy.machine if self.policy else None
+        return open_public(file, self.settings, self.data, store, machine).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
@@ -191,7 +197,10 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         if not own.site:
             text = "The hospital does not say its name: set 'site' in its node-config."
             raise SettingsError(text)
+    model = own.model or turn_value(settings.model, index)
     settings = replace(settings, dataset=_own_dataset(own) or settings.dataset)
+    if settings.train.freeze == "body":  # the images become features of this network
+        settings = replace(settings, model=model)
     # The hospital's own name comes before the server's: the name decides on keys and store.
     name = own.site or name or simulated_name(settings.dataset, index, max(hospitals, 1))
     try:
@@ -220,7 +229,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         settings=settings,
         data=data,
         device=device,
-        model=own.model or turn_value(settings.model, index),
+        model=model,
         partitions=hospitals,
         store=folder,
         identity=Path(own.identity or store / name / "identity").expanduser(),

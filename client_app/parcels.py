@@ -154,6 +154,11 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
             f"Lineage '{label.lineage}' is for {theirs} images (channels, height, width), "
             f"hospital '{hospital.name}' has {ours}: set {setting} for the whole run."
         )
+    if architecture.whole != hospital.architecture.whole:
+        raise ParcelError(
+            f"Lineage '{label.lineage}' is for features of another frozen network than hospital "
+            f"'{hospital.name}' has: set 'model' and 'pretrained' alike for the whole run."
+        )
     if label.classes != list(data.classes):
         raise ParcelError(
             f"Lineage '{label.lineage}' has the classes {label.classes!s:.400}, "

@@ -29,13 +29,18 @@ def sample(samples: Samples) -> Samples:
 def random_samples(like: Samples, classes: int) -> Samples:
     """`SAMPLE` images of random pixels, of each class in turn, from no patient.
 
+    If `like` has features of a frozen network, they are random features of length 1.
+
     Args:
         like: Samples of the wanted shape and device.
         classes: The number of classes.
     """
     shape, device = (SAMPLE, *like.shape), like.labels.device
     noise = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, shape, generator=noise, dtype=torch.uint8)
+    if like.pixels.dtype == torch.uint8:
+        pixels = torch.randint(256, shape, generator=noise, dtype=torch.uint8)
+    else:
+        pixels = functional.normalize(torch.randn(shape, generator=noise))
     return Samples(pixels.to(device), torch.arange(SAMPLE, device=device) % classes)
 
 

@@ -1,6 +1,7 @@
 """Labelled images, for training and tests.
 
-Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may take the place of images.
+Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may take the place of images. With a
+frozen network (`train.freeze`) its `d` features do: float32 [n, d, 1, 1].
 """
 
 from collections.abc import Iterable

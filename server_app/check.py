@@ -108,6 +108,7 @@ def _check_models(settings: Settings, learner: str, size: int) -> None:
     """Check that the learner can train the networks; a hospital checks an unknown size (0)."""
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture  # imports torch
+    from learning.models.taps import last_layer
     from learning.suited import check_suited
 
     names = {name.strip() for name in settings.model.split(",")}
@@ -117,8 +118,12 @@ def _check_models(settings: Settings, learner: str, size: int) -> None:
     shape = (settings.image_channels or 3, size or 224, size or 224)
     for name in sorted(names):
         try:
-            network = Architecture(name, *shape, 2, settings.mlp.widths, settings.pixels)
-            check_suited(learner, network, settings)
+            pixels = settings.pixels or "unit"
+            network = Architecture(name, *shape, 2, settings.mlp.widths, pixels)
+            trained = network
+            if settings.train.freeze == "body":
+                trained = network.head(last_layer(network.skeleton()).in_features)
+            check_suited(learner, trained, settings)
             if size:
                 network.check()
         except ModelError as error:

@@ -13,6 +13,7 @@ from strategies.fedprox import FedProx
 from strategies.fedrewind import FedRewind
 from strategies.fedspace import FedSpace
 from strategies.fil_ver import FilVer
+from strategies.on_features import check_on_features
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.rwt import RWT
 from strategies.standalone import Standalone
@@ -39,7 +40,7 @@ def strategy_of(settings: Settings) -> Strategy:
 
     Raises:
         SettingsError: There is no such strategy, its own settings are wrong, or it cannot be
-            asynchronous.
+            asynchronous or work on features.
     """
     if settings.strategy not in STRATEGIES:
         raise SettingsError(
@@ -47,4 +48,6 @@ def strategy_of(settings: Settings) -> Strategy:
             f"{', '.join(STRATEGIES)}."
         )
     strategy = STRATEGIES[settings.strategy](settings)
+    if settings.train.freeze == "body":
+        check_on_features(strategy)
     return Asynchronous(strategy) if settings.asynchronous else strategy

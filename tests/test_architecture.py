@@ -33,6 +33,7 @@ ALLOWED = {
     "learning": {
         "torch",
         "torchvision",
+        "timm",
         "safetensors",
         *("numpy", "scipy"),
         "opacus",

@@ -58,6 +58,19 @@ def _computed(architecture: str, batch: int) -> int:
     return max(views * batch * kept, 3 * at_a_time * largest)
 
 
+def check_pass(machine: MachineRules | None, network: Architecture, images: int) -> None:
+    """Refuse a pass of a network, without training, that needs too much memory.
+
+    Raises:
+        PolicyError: It needs too much.
+        ModelError: The network does not support such images.
+    """
+    if machine:
+        weights = sum(tensor.nbytes for tensor in network.layout.values())
+        needed = weights + 3 * images * activations(network)[1]  # 3: see `_computed`
+        machine.uphold("max-memory-gb", needed / GB)
+
+
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:
     """Refuse to write `more` bytes into a store if they would make it too large.
 

@@ -14,6 +14,7 @@ import torch
 
 from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
+from client_app.datasets.features import with_features
 from client_app.datasets.hub import load_hub
 from client_app.datasets.local import LocalData
 from client_app.datasets.npz import load_npz
@@ -69,6 +70,7 @@ def open_data(
         secret: Secret of a real hospital, which determines its split; empty in a simulation.
 
     Raises:
+        ModelError: The network of `train.freeze` cannot make features of the images.
         DataError: The data set cannot be loaded or cut. Or `test-fraction` is 0 and the data set
             has no test images of its own. Or this hospital has too few images, or too many
             unusable ones (`max-quarantined`).
@@ -123,23 +125,33 @@ def open_data(
         fingerprint=pool.fingerprint,
         tasks=Tasks(settings, classes) if settings.tasks > 1 else None,
         kind=pool.kind,
+        whole=pool.whole,
     )
 
 
-def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
+def open_public(
+    file: str,
+    settings: Settings,
+    like: LocalData,
+    store: Path = DEFAULT,
+    machine: MachineRules | None = None,
+) -> Samples:
     """Return all images of a public archive, in the form of the run.
 
     Raises:
         DataError: The archive cannot be read, or its images differ in shape from the hospital's
             (`like`).
+        PolicyError: See `open_data`.
     """
-    pool = load_npz(file)
-    images = Form.from_settings(settings).apply(torch.from_numpy(pool.images))
-    samples = Samples(images, torch.from_numpy(pool.labels))
-    if samples.shape != like.train.shape:
+    pool = _load(replace(settings, dataset=f"npz:{file}"), store, machine)
+    samples = Samples(torch.from_numpy(pool.images), torch.from_numpy(pool.labels))
+    theirs, ours = samples.shape, like.train.shape
+    if pool.whole and like.whole:  # the shapes of images, not of features
+        theirs, ours = pool.whole.image_shape, like.whole.image_shape
+    if theirs != ours:
         raise DataError(
-            f"The public images are {samples.shape} (channels, height, width), the hospital's are "
-            f"{like.train.shape}: set image-size."
+            f"The public images are {theirs} (channels, height, width), the hospital's are "
+            f"{ours}: set image-size."
         )
     return samples
 
@@ -210,4 +222,6 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
     images = Form.from_settings(settings).apply(torch.from_numpy(pool.images)).numpy()
-    return replace(pool, images=images, kind=pool.kind or name)
+    pool = replace(pool, images=images, kind=pool.kind or name)
+    frozen = settings.train.freeze == "body"
+    return with_features(pool, settings, store, machine) if frozen else pool

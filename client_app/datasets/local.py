@@ -8,6 +8,7 @@ import torch
 
 from client_app.datasets.pool import Indices, LocalSamples
 from client_app.datasets.tasks import Tasks
+from learning.models import Architecture
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,7 @@ class LocalData:
         output_tasks: int64 [K], task of each output's class; None if tasks share outputs.
         tasks: The cut in tasks that is not yet made; None if there is none.
         kind: Kind of the pool.
+        whole: The network whose frozen part made the features (`Pool.whole`); None for images.
     """
 
     train: LocalSamples
@@ -31,6 +33,7 @@ class LocalData:
     output_tasks: Indices | None = None
     tasks: Tasks | None = None
     kind: str = ""
+    whole: Architecture | None = None
 
     def to(self, device: torch.device) -> "LocalData":
         """The images on another device."""

@@ -4,11 +4,13 @@ Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H,
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_app.errors import DataError
+from learning.models import Architecture
 from learning.samples import Samples
 
 Indices = NDArray[np.int64]
@@ -36,12 +38,14 @@ class Pool:
         fingerprint: Hash that changes with the images of a hospital's own files; else empty.
         contents: Hashes of the images' files, [N]; None if they are not a hospital's own files.
         kind: Kind of the images (`strategies.protocol.may_leave.KINDS`).
+        whole: The network whose frozen part made features of the images (client_app.datasets.
+            features): `images` is then float32 [N, d, 1, 1]. None if they are images.
 
     Raises:
         DataError: A label is no class, or a class has no image.
     """
 
-    images: NDArray[np.uint8]
+    images: NDArray[Any]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     sites: NDArray[np.int64] | None = None
@@ -54,6 +58,7 @@ class Pool:
     fingerprint: str = ""
     contents: list[str] | None = None
     kind: str = ""
+    whole: Architecture | None = None
 
     def __post_init__(self) -> None:
         count = len(self.classes)

@@ -1,7 +1,7 @@
 """The networks that hospitals hand on, and the description that each is built from.
 
 To add one, write a file with a function from `Architecture` to network and name it in `MODELS`.
-Torchvision is imported only for its own networks, because that takes seconds.
+Torchvision and timm are imported only for their own networks, because that takes seconds.
 Notation of shapes: `N` images of `C` channels and `H`×`W` pixels, `K` classes.
 """
 
@@ -16,33 +16,42 @@ from torch import nn
 
 from learning.errors import ModelError
 from learning.models.embedding import EmbeddingNetwork
+from learning.models.frozen import head, with_unit_features
 from learning.models.pixels import SCALES, scale_input
 from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
 from learning.models.saliency import ser_cnn, ser_resnet18
 from learning.models.small import cnn, mlp
+from learning.models.timm_model import TIMM, timm_config, timm_model
 from learning.randomness import NoMemory, ZeroDraws
 from strategies.protocol.shapes import ShapeError, from_json
 
 MAX_SIZE = 2**20  # of a layer, and of a number of classes
 MAX_SIDE = 4096  # pixels of an image
 MAX_LAYERS = 100  # hidden layers of an mlp
+HEAD = "head"  # the one network for features
+_FROZEN = ("frozen", "whole")
 
 
 @dataclass(frozen=True)
 class Architecture:
     """The description of a network; it travels with the weights.
 
+    A head on features (`train.freeze`) also has the description of the whole network: a frozen
+    body, features of length 1, and the head.
+
     Raises:
         ModelError: No model has this name, or a size is out of range.
     """
 
-    name: str  # a key of MODELS, or one of torchvision's
+    name: str  # a key of MODELS, HEAD, one of torchvision's, or TIMM and one of timm's
     channels: int
     height: int  # pixels
     width: int  # pixels
     classes: int
     hidden: tuple[int, ...] = ()  # widths of the mlp's hidden layers; other models ignore it
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
+    frozen: str = ""  # SHA-256 of all weights but the last layer's, if these are frozen
+    whole: str = ""  # of a head: the description, as JSON, of the network that it completes
 
     def __post_init__(self) -> None:
         sides, sizes = (self.channels, self.height, self.width), (self.classes, *self.hidden)
@@ -55,7 +64,16 @@ class Architecture:
         if self.pixels not in SCALES:
             known = ", ".join(SCALES)
             raise ModelError(f"There is no scale of pixels {self.pixels!r}; choose one of {known}.")
-        if self.name not in MODELS and self.name not in torchvision_names():
+        if (self.name == HEAD) != (self.pixels == "features"):
+            raise ModelError(f"The network '{HEAD}' is for features, and the others for images.")
+        if self.pixels == "imagenet" and self.channels != 3:
+            raise ModelError(
+                f"The scale of pixels 'imagenet' is for 3 channels, and the images have "
+                f"{self.channels}: set 'image-channels' to 3."
+            )
+        if self.name.startswith(TIMM):
+            timm_config(self.name)
+        elif self.name not in (HEAD, *MODELS) and self.name not in torchvision_names():
             near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
             raise ModelError(
                 f"There is no model {self.name!r}; choose {', '.join(MODELS)} or a torchvision "
@@ -67,13 +85,20 @@ class Architecture:
 
         Its weights are drawn from torch's global generator: build it inside `seeded`.
         """
-        if self.name in MODELS:
+        network: nn.Module
+        if self.name == HEAD:
+            network = head(self)
+        elif self.name in MODELS:
             network = MODELS[self.name](self)
+        elif self.name.startswith(TIMM):
+            network = timm_model(self)
         else:
             from learning.models.torchvision_model import torchvision_model
 
             network = torchvision_model(self)
         scale_input(network, self.pixels)
+        if self.frozen:
+            with_unit_features(network)
         return network
 
     def blank(self) -> nn.Module:
@@ -93,6 +118,16 @@ class Architecture:
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".!")
             raise ModelError(f"The model {self.name!r} cannot be built: {reason}.") from error
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.channels, self.height, self.width
+
+    def head(self, features: int) -> "Architecture":
+        """The description of this network's head, which takes features of its frozen body."""
+        whole = self.to_json()
+        return Architecture(HEAD, features, 1, 1, self.classes, pixels="features", whole=whole)
 
     @property
     def layout(self) -> dict[str, torch.Tensor]:
@@ -141,8 +176,9 @@ class Architecture:
         return sum(sizes), max(sizes, default=0)
 
     def to_json(self) -> str:
-        """The description as JSON."""
-        return json.dumps(asdict(self))
+        """The description as JSON; without the facts of frozen networks if there are none."""
+        facts = asdict(self)
+        return json.dumps({key: facts[key] for key in facts if key not in _FROZEN or facts[key]})
 
     @classmethod
     def from_json(cls, text: str) -> "Architecture":

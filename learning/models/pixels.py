@@ -1,12 +1,16 @@
 """The scaling of an image's bytes for a network: the setting `pixels`.
 
-Every network takes bytes and begins with this scaling, so nobody can use another scale. Shapes:
-`N` images, `C` channels, `H, W` pixels; bytes are uint8, results float32.
+Every network takes bytes and begins with this scaling, so nobody can use another scale. A head
+takes features instead, which are not scaled. Shapes: `N` images, `C` channels, `H, W` pixels; bytes
+are uint8, results float32.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean, deviation; as torchvision's
 
 
 def unit(images: Tensor) -> Tensor:
@@ -28,10 +32,29 @@ def per_image(images: Tensor) -> Tensor:
     return (images - lowest) / (highest - lowest).clamp(min=1)
 
 
+def imagenet(images: Tensor) -> Tensor:
+    """[0, 255] -> mean 0 and deviation 1 over ImageNet, by channel (red, green, blue)."""
+    scales = torch.tensor(_IMAGENET, device=images.device)[:, :, None, None]  # [2, 3, 1, 1]
+    return (images / 255 - scales[0]) / scales[1]
+
+
+def lite(images: Tensor) -> Tensor:
+    """[0, 255] -> [-0.992, 1], as EfficientNet-Lite was trained."""
+    return (images - 127.0) / 128
+
+
+def features(values: Tensor) -> Tensor:
+    """Features of a frozen network, which stay as they are."""
+    return values.float()
+
+
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "unit": unit,
     "symmetric": symmetric,
     "per-image": per_image,
+    "imagenet": imagenet,
+    "lite": lite,
+    "features": features,
 }
 
 

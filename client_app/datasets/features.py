@@ -1,0 +1,145 @@
+"""The features of a data set's images, computed once with a frozen network: `train.freeze`.
+
+A store keeps them in a file for each data set, form of images and network:
+
+    features/<data set>/<form and network>.npy    for each image its `id`, and `z` float32 [d]
+
+An image is computed again only if its pixels change. Rows of images that are no longer in the data
+set are removed. The file is saved from time to time, so that a kill loses a minute of work.
+
+Features have 32 bits, so that sums of them, and a model that is exported whole, agree with the run.
+They take a thirtieth of the pixels of an image of 224 x 224.
+
+Shapes: `N` images, `C` channels, `H, W` pixels, `d` features.
+"""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from client_app.authority.limits import check_disk, check_pass
+from client_app.authority.policy import MachineRules
+from client_app.datasets.pool import Pool
+from client_app.store import own_folder
+from learning.models import Architecture
+from learning.models.frozen import Body, weights_hash
+from learning.models.preprocessing import pixels_of
+from learning.randomness import seeded
+from strategies.protocol.console import Pace
+from strategies.protocol.files import replacing
+from strategies.protocol.settings import Settings, rng_for
+
+BATCH = 32  # images in a pass
+SAVED = 16 * BATCH  # images between two saves
+
+
+def with_features(
+    pool: Pool, settings: Settings, store: Path, machine: MachineRules | None
+) -> Pool:
+    """The pool with features [N, d, 1, 1] instead of images.
+
+    Args:
+        pool: The images, in the form of the run.
+        settings: The network: its name, and its weights or their seed.
+        store: Folder for the features.
+        machine: Limits on memory and disk; None = no limit.
+
+    Raises:
+        ModelError: The network cannot be built, does not end in a linear layer, or gives features
+            that are not finite; or the weights do not fit it.
+        PolicyError: The computation needs more memory than `machine` allows, or the store would be
+            larger.
+    """
+    body, whole = frozen_body(settings, pool.images.shape[1:])
+    facts = [settings.image_size, settings.image_fit, settings.image_channels, whole.to_json()]
+    data, form = (
+        hashlib.sha256(text.encode()).hexdigest()[:16] for text in (settings.dataset, repr(facts))
+    )
+    file = own_folder(store / "features" / data) / f"{form}.npy"
+    ids = np.array(_identities(pool))
+    with FileLock(file.with_name("lock")):  # simulated hospitals may share a data set
+        table = _kept(file, body.width)
+        if not np.array_equal(table["id"], ids):
+            check_pass(machine, whole, BATCH)
+            check_disk(machine, store, len(ids) * table.itemsize)
+            _compute(file, ids, table, pool, body)
+            table = _kept(file, body.width)
+    return replace(pool, images=table["z"][:, :, None, None], rows=None, whole=whole)
+
+
+def frozen_body(settings: Settings, shape: tuple[int, ...]) -> tuple[Body, Architecture]:
+    """The network that makes features, for images of a shape (C, H, W), and its description.
+
+    Its weights are those of `pretrained`, or random ones that the seed decides. The description is
+    of the whole network. It has two classes, because the federation's are not known yet.
+
+    Raises:
+        ModelError: See `with_features`.
+    """
+    channels, height, width = shape
+    hidden, pixels = settings.mlp.widths, pixels_of(settings, settings.model)
+    whole = Architecture(settings.model, channels, height, width, 2, hidden, pixels)
+    with seeded(rng_for(settings.seed, "body")):
+        network = whole.build()
+    if settings.pretrained:
+        from learning.models.pretrained import load_pretrained  # also imports torchvision
+
+        load_pretrained(network, whole, settings.pretrained)
+    whole = replace(whole, frozen=weights_hash(network, whole))
+    return Body(network), whole
+
+
+def _identities(pool: Pool) -> list[bytes]:
+    """What identifies each image, [N]: the hash of its file, or of its pixels.
+
+    Slices of one volume have one file.
+    """
+    if pool.contents is not None and len({*pool.contents}) == len(pool.contents):
+        return [content.encode() for content in pool.contents]
+    rows = range(len(pool.images)) if pool.rows is None else pool.rows
+    return [hashlib.sha256(pool.images[row].tobytes()).hexdigest().encode() for row in rows]
+
+
+def _kept(file: Path, width: int) -> NDArray[np.void]:
+    """The table in a file, mapped; empty if there is no file."""
+    if file.exists():
+        # Copy on write, since torch wants writable arrays.
+        found: NDArray[np.void] = np.load(file, mmap_mode="c")
+        return found
+    return np.zeros(0, [("id", "S64"), ("z", np.float32, (width,))])
+
+
+def _compute(
+    file: Path, ids: NDArray[np.bytes_], table: NDArray[np.void], pool: Pool, body: Body
+) -> None:
+    """Write the table of some images; their rows in the old table are not computed again."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    body.to(device)
+    old = {each: row for row, each in enumerate(table["id"].tolist())}
+    known = np.array([old.get(each, -1) for each in ids.tolist()])
+    done = known >= 0
+    new = np.zeros(len(ids), table.dtype)
+    new["id"], new[done] = ids, table[known[done]]
+    missing = np.flatnonzero(~done)
+    rows = np.arange(len(ids)) if pool.rows is None else pool.rows
+    pace = Pace("The frozen network", "images")
+    for start in range(0, len(missing), BATCH):
+        pace(start, len(missing))
+        batch = missing[start : start + BATCH]
+        images = torch.from_numpy(pool.images[rows[batch]])
+        new["z"][batch] = body(images.to(device)).cpu().numpy()
+        done[batch] = True
+        if (start + BATCH) % SAVED == 0:
+            _save(file, new[done])
+    _save(file, new)
+
+
+def _save(file: Path, table: NDArray[np.void]) -> None:
+    with replacing(file) as draft, draft.open("wb") as out:
+        draft.chmod(0o600)
+        np.save(out, table, allow_pickle=False)

@@ -1,0 +1,88 @@
+"""A frozen network as a map from images to features, and the head that is trained on these.
+
+φ is a network without its last linear layer. The features of an image x are z = φ(x) / ‖φ(x)‖, so
+all have length 1. A head is one linear layer on them. As in Fed3R (ICML 2024) and FedCGS
+(arXiv:2503.06962), φ never changes.
+
+Shapes: `N` images of `C` channels and `H`×`W` pixels, `d` features, `K` classes.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from learning.errors import ModelError
+from learning.models.taps import last_layer
+from strategies.protocol.parcel import hash_arrays
+
+if TYPE_CHECKING:
+    from learning.models import Architecture
+
+
+def head(architecture: "Architecture") -> nn.Sequential:
+    """One linear layer: features [N, d, 1, 1] -> logits [N, K]."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(architecture.channels, architecture.classes))
+
+
+def with_unit_features(network: nn.Module) -> None:
+    """Make the last linear layer of a network see features of length 1.
+
+    Raises:
+        ModelError: The network ends otherwise.
+    """
+    last_layer(network).register_forward_pre_hook(lambda layer, inputs: normalize(*inputs))
+
+
+def head_state(network: nn.Module, architecture: "Architecture") -> dict[str, Tensor]:
+    """The entries of a state dict whose shape depends on the number of classes."""
+    other = replace(architecture, classes=architecture.classes + 1).blank().state_dict()
+    own = network.state_dict()
+    return {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
+
+
+def weights_hash(network: nn.Module, architecture: "Architecture") -> str:
+    """SHA-256 over all weights of a network except for its head."""
+    head = head_state(network, architecture)
+    weights = {name: each for name, each in network.state_dict().items() if name not in head}
+    return hash_arrays(ArrayRecord({name: Array(each.numpy()) for name, each in weights.items()}))
+
+
+class Body(nn.Module):
+    """A network without its last linear layer: images uint8 [N, C, H, W] -> features [N, d].
+
+    Args:
+        network: The network; it is changed in place.
+
+    Attributes:
+        width: The number of features, d.
+
+    Raises:
+        ModelError: The network ends otherwise.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        layer = last_layer(network)
+        self.width = layer.in_features
+        name = next(name for name, module in network.named_modules() if module is layer)
+        network.set_submodule(name, nn.Identity())
+        self.network = network.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """The features of images, each of length 1.
+
+        Raises:
+            ModelError: A feature is not finite.
+        """
+        features = normalize(self.network(images).float())
+        if not features.isfinite().all():
+            raise ModelError(
+                "The frozen network gives features that are not finite: choose other weights "
+                "('pretrained') or another 'model'."
+            )
+        return features

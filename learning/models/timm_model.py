@@ -1,0 +1,63 @@
+"""Every network of the library timm, as the model `timm:NAME`; needs the extra `timm`.
+
+The import takes seconds, so it waits until such a model is used. Nothing is downloaded here.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from learning.errors import ModelError
+
+if TYPE_CHECKING:
+    from learning.models import Architecture
+
+TIMM = "timm:"  # the start of a model's name
+
+
+@cache
+def timm_config(name: str) -> Any:
+    """Timm's `PretrainedCfg` of a model, such as "timm:resnet18": its weights and their images.
+
+    Raises:
+        ModelError: The extra `timm` is not installed, or there is no such model.
+    """
+    if find_spec("timm") is None:
+        raise ModelError(
+            f"The model {name!r} is one of the library timm: install the extra (`uv sync --extra "
+            "timm`)."
+        )
+    import timm
+
+    found = timm.get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
+    if found is None:
+        near = timm.list_models(f"*{name.removeprefix(TIMM)[:6]}*")[:3] or ["resnet18"]
+        raise ModelError(
+            f"timm has no model {name.removeprefix(TIMM)!r}; choose one of its models, such as "
+            f"{' or '.join(TIMM + each for each in near)}."
+        )
+    return found
+
+
+def timm_model(architecture: "Architecture") -> nn.Module:
+    """The model of timm, untrained, for the architecture's channels and classes.
+
+    Raises:
+        ModelError: See `timm_config`.
+    """
+    config = timm_config(architecture.name)
+    sides: dict[str, Any] = {}
+    import timm
+
+    if config.fixed_input_size:
+        sides = {"img_size": (architecture.height, architecture.width)}
+    network: nn.Module = timm.create_model(
+        architecture.name.removeprefix(TIMM),
+        pretrained=False,
+        num_classes=architecture.classes,
+        in_chans=architecture.channels,
+        **sides,
+    )
+    return network

@@ -1,0 +1,30 @@
+"""The limits of `train.freeze = "body"`: settings that need images, and not their features."""
+
+from strategies.engine.strategy import Strategy
+from strategies.protocol.settings import require
+
+# Learners that need layers, turned images or a saliency of images.
+NEED_IMAGES = {"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"}
+GANS: set[str] = set()  # values of `gan.method` whose buffers are features
+
+
+def check_on_features(strategy: Strategy) -> None:
+    """Refuse a run on features that needs images.
+
+    Raises:
+        SettingsError: It names the setting, its value and the allowed values.
+    """
+    settings = strategy.settings
+    body = "with train.freeze 'body'"
+    trains = not NEED_IMAGES & {visit.learner for visit in strategy.kinds()}
+    named = ("learner", settings.learner) if settings.learner else ("strategy", settings.strategy)
+    for key, value, fits, allowed in (
+        (*named, trains, "one that needs no images"),
+        ("model", settings.model, "," not in settings.model, "the same at all hospitals"),
+        ("train.augment", settings.train.augment, settings.train.augment == "none", "none"),
+        ("task-cut", settings.task_cut, settings.task_cut != "permuted", "without pixels"),
+    ):
+        require(fits, key, value, f"{allowed} {body}")
+    buffers = not strategy.buffer_size or settings.gan.method in GANS
+    allowed = f"0 {body}: the GAN of 'gan.method' makes images"
+    require(buffers, "feder.buffer-size", strategy.buffer_size, allowed)
