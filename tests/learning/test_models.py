@@ -317,7 +317,7 @@ def test_pretrained_networks_need_three_channels(source, resnet18):
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_our_models_have_no_pretrained_weights(name):
-    with pytest.raises(ModelError, match=f"the model '{name}' is not one of torchvision or timm: choose"):
+    with pytest.raises(ModelError, match=f"'{name}' is not one of torchvision or timm: choose"):
         load_pretrained(colour(name).blank(), colour(name), "imagenet")
 
 
