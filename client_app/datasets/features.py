@@ -109,7 +109,7 @@ def _kept(file: Path, width: int) -> NDArray[np.void]:
     """The table in a file, mapped; empty if there is no file."""
     if file.exists():
         # Copy on write, since torch wants writable arrays.
-        found: NDArray[np.void] = np.load(file, mmap_mode="c")
+        found: NDArray[np.void] = np.load(file, mmap_mode="c", allow_pickle=False)
         return found
     return np.zeros(0, [("id", "S64"), ("z", np.float32, (width,))])
 
