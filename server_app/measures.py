@@ -87,12 +87,6 @@ class RoundEvents:
         return self.tests if self.cross is True else {}
 
     @cached_property
-    def matrix(self) -> dict[Pair, float]:
-        """The finite accuracies, by pair of model and hospital."""
-        found = {pair: metrics.get("accuracy", nan) for pair, metrics in self.tests.items()}
-        return {pair: accuracy for pair, accuracy in found.items() if isfinite(accuracy)}
-
-    @cached_property
     def federation(self) -> dict[str, tuple[float, float, float]]:
         """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
         if isinstance(self.cross, str):
@@ -181,7 +175,7 @@ class Round:
     number: int  # from 1
     trained: frozenset[str]  # the hospitals that trained a model
     tests: Tests  # of the latest version of each model
-    matrix: dict[Pair, float]  # accuracies; empty if the round was not evaluated
+    is_evaluated: bool  # whether a hospital reported an accuracy
     task_accuracies: dict[int, float]  # the mean accuracy on each task that a hospital reports
     held: set[Pair]  # the model that each hospital holds after the round
     figures: dict[str, float]  # means over the round, by their names in `Summary`

@@ -242,8 +242,8 @@ class Results:
         """Send a round to the trackers, then free its tests, which may be a million."""
         events = [event for event in self._events if event.round == measured.number]
         self._feed.round(measured, events, participants(self._events))
-        tests = {id(event) for event in events if event.verb == "evaluate"}
-        self._events = [event for event in self._events if id(event) not in tests]
+        own_tests = (measured.number, "evaluate")
+        self._events = [each for each in self._events if (each.round, each.verb) != own_tests]
 
     def _recorded(self) -> list[Event]:
         """All events of the run, from its file."""
@@ -278,7 +278,7 @@ class Results:
     def _measure(self, server_round: int, seconds: float) -> Round:
         events = [event for event in self._events if event.round == server_round]
         measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
-        if measured.matrix:
+        if measured.is_evaluated:
             self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)
         return measured

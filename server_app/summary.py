@@ -88,7 +88,7 @@ class Record:
     @cached_property
     def evaluated(self) -> list[Round]:
         """The rounds that were evaluated."""
-        return [each for each in self.rounds if each.matrix]
+        return [each for each in self.rounds if each.is_evaluated]
 
     @cached_property
     def last(self) -> Round:
@@ -319,7 +319,7 @@ class Summary:
     standalone_balanced_accuracy: float = run_figure(_standalone)
     # 1/N Σ A[model named j, j]: models at the hospitals where they started.
     origin_accuracy: float = round_figure(
-        lambda r: mean(a for (model, where), a in r.matrix.items() if model == where)
+        lambda r: average((r.tests[pair] for pair in r.tests if pair[0] == pair[1]), "accuracy")
     )
     # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; equal to the federation's accuracy if M = 2.
     fa_as_printed: float = round_figure(lambda r: r.federation["accuracy"][0] * len(r.models) / 2)
@@ -448,7 +448,7 @@ def measure_round(
         number=number,
         trained=frozenset(event.hospital for event in known.visits),
         tests=known.tests,
-        matrix=known.matrix,
+        is_evaluated=any(isfinite(each.get("accuracy", nan)) for each in known.tests.values()),
         task_accuracies=known.task_accuracies,
         held=known.held,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},

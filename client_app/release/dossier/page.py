@@ -104,10 +104,10 @@ def _rows(trials: Sequence[Json]) -> Iterator[list[object]]:
             yield [
                 each["attack"],
                 words,
-                _interval(worth["attack"][figure]),
-                _interval(worth[f"control_{figure}"]),
+                _interval_text(worth["attack"][figure]),
+                _interval_text(worth[f"control_{figure}"]),
             ]
 
 
-def _interval(told: Json) -> str:
-    return f"{told['value']:.3f} ({told['low']:.3f} to {told['high']:.3f})"
+def _interval_text(figure: Json) -> str:
+    return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
