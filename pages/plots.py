@@ -160,7 +160,7 @@ def chart(
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
     marked = f"chance: {chance:.2f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
-    about = "; ".join([*map(_in_words, drawn), *tasks, *([marked] if marked else [])])
+    about = "; ".join([*map(_line_in_words, drawn), *tasks, *([marked] if marked else [])])
     key = _key([line.name for line in drawn], marked)
     return Picture(_box(WIDTH, HEIGHT), _description(title, about), parts, key)
 
@@ -175,10 +175,10 @@ def charts_by_name(
     values = [y for line in (*lines, behind) if line for y in line.ys]
     axis = Axis.fit([*values, *chances.values()])
     axis = Axis(axis.low, axis.high, axis.ticks[::2])
-    return [_small(line, behind, chances.get(line.name, nan), axis) for line in lines]
+    return [_small_chart(line, behind, chances.get(line.name, nan), axis) for line in lines]
 
 
-def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Picture:
+def _small_chart(line: Line, behind: Line | None, chance: float, axis: Axis) -> Picture:
     width, height = SMALL
     area = _Area(width, height, (24, 6, 22, 14), _ends([line]), axis)
     measured = [y for y in line.ys if isfinite(y)]
@@ -191,7 +191,7 @@ def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Pictur
     last = [k for k, y in enumerate(line.ys) if isfinite(y)][-1:]
     dots = last if line.dots is None else line.dots
     parts += area.line(Line(line.name, line.xs, line.ys, dots), 0, 1.6)
-    about = _in_words(Line("accuracy", line.xs, line.ys))
+    about = _line_in_words(Line("accuracy", line.xs, line.ys))
     return Picture(_box(width, height), _description(line.name, about), parts)
 
 
@@ -475,7 +475,7 @@ def _ends(lines: Sequence[Line]) -> tuple[int, int]:
     return floor(min(xs)), ceil(max(xs))
 
 
-def _in_words(line: Line) -> str:
+def _line_in_words(line: Line) -> str:
     """The first, the lowest, the highest and the last value."""
     measured = [(y, x) for x, y in zip(line.xs, line.ys, strict=True) if isfinite(y)]
     if not measured:

@@ -141,7 +141,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     sources = rest.split(",") if kind in ("folder", "manifest") else [rest]
     if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
         wanted = {"npz": "file", "manifest": "folder or file"}.get(kind, "folder")
-        for place in _missing(kind, sources):
+        for place in _missing_places(kind, sources):
             require(False, "dataset", dataset, f"an absolute path; there is no {wanted} '{place}'")
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
@@ -165,7 +165,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
         outputs(classes, settings)
 
 
-def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:
+def _missing_places(kind: str, sources: Sequence[str]) -> Iterator[str]:
     """The sources of a data set that cannot be read."""
     for source in sources:
         path = Path(source.strip())

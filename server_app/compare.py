@@ -84,9 +84,9 @@ def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
     parts = [_wrap(each, "") for each in comparison.conclusions]
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
-    if comparison.noised:
-        parts.append(_wrap(describe_noise(comparison.noised), ""))
-    if unlike := comparison.unlike:
+    if comparison.noised_methods:
+        parts.append(_wrap(describe_noise(comparison.noised_methods), ""))
+    if unlike := comparison.unlike_settings:
         lines = [_wrap(f"{kind}: {key} – {values}") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
     if comparison.left_out:

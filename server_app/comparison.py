@@ -179,7 +179,7 @@ class Difference:
         return {"value": mean, "low": float(low), "high": float(high)}
 
     @property
-    def higher(self) -> str:
+    def higher_method(self) -> str:
         """The name of the method that is shown to be higher; empty if none is."""
         return methods.higher_method(self.figure, self.first.name, self.second.name)
 
@@ -191,7 +191,7 @@ class Difference:
             f"{self.first.name} − {self.second.name}",
             counted(seeds, "seed"),
             number(self.figure, signed=True) if self.figure else "–",
-            methods.judge_difference(seeds, self.higher),
+            methods.judge_difference(seeds, self.higher_method),
         ]
 
 
@@ -209,7 +209,7 @@ class Comparison:
         return sorted({hospital for run in runs for hospital in run.hospitals})
 
     @property
-    def noised(self) -> list[str]:
+    def noised_methods(self) -> list[str]:
         """The methods whose figures have noise."""
         runs = [(each.name, run) for each in self.methods for run in each.runs.values()]
         return [*dict.fromkeys(name for name, run in runs if isfinite(run.figures["noise"]))]
@@ -231,7 +231,7 @@ class Comparison:
             for each in differences
             if best in (each.first, each.second)
         }
-        known = {name: (len(each.by_seed), each.higher) for name, each in others.items()}
+        known = {name: (len(each.by_seed), each.higher_method) for name, each in others.items()}
         value, constant = mean(best.values(column)), best.constant(column)
         return [methods.conclude(where, best.name, value, constant, known)]
 
@@ -246,7 +246,7 @@ class Comparison:
         return [Difference(*each, column.most) for each in pairs]
 
     @property
-    def unlike(self) -> list[tuple[str, str, str]]:
+    def unlike_settings(self) -> list[tuple[str, str, str]]:
         """The differences between methods in common settings: kind, key, and values."""
         keys = dict.fromkeys(key for method in self.methods for key in method.facts)
         rows = []

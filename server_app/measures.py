@@ -72,14 +72,14 @@ class RoundEvents:
         return {(m, h): metrics for m, tests in self.models.items() for h, metrics in tests.items()}
 
     @cached_property
-    def held(self) -> set[Pair]:
+    def held_pairs(self) -> set[Pair]:
         """The model that each hospital holds after the round."""
         return {(e.lineage, e.hospital) for e in self.events if e.verb == "hand-off"}
 
     @cached_property
     def home_tests(self) -> Tests:
         """The tests of models where they are held."""
-        return {pair: self.tests.get(pair, {}) for pair in self.held}
+        return {pair: self.tests.get(pair, {}) for pair in self.held_pairs}
 
     @cached_property
     def complete_tests(self) -> Tests:
@@ -90,7 +90,9 @@ class RoundEvents:
     def federation(self) -> dict[str, tuple[float, float, float]]:
         """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
         if isinstance(self.cross, str):
-            return {metric: _sampled_mean(metric, self.tests, self.held) for metric in METRICS}
+            return {
+                metric: _sampled_mean(metric, self.tests, self.held_pairs) for metric in METRICS
+            }
         tests = self.complete_tests.values()
         return {metric: (average(tests, metric), nan, nan) for metric in METRICS}
 
@@ -177,7 +179,7 @@ class Round:
     tests: Tests  # of the latest version of each model
     is_evaluated: bool  # whether a hospital reported an accuracy
     task_accuracies: dict[int, float]  # the mean accuracy on each task that a hospital reports
-    held: set[Pair]  # the model that each hospital holds after the round
+    held_pairs: set[Pair]  # the model that each hospital holds after the round
     figures: dict[str, float]  # means over the round, by their names in `Summary`
     visits: list[dict[str, Any]]  # the rows of `Summary.visits` of this round
     seconds: float  # from its first message to its last answer
@@ -186,12 +188,12 @@ class Round:
         """By hospital, a metric of the model that the hospital holds after the round."""
         return {
             hospital: self.tests.get((model, hospital), {}).get(metric, nan)
-            for model, hospital in self.held
+            for model, hospital in self.held_pairs
         }
 
     def drop_tests(self) -> "Round":
         """The round without tests of models that are not held; only the latest round needs them."""
-        return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held})
+        return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held_pairs})
 
 
 def visits(events: Iterable[Event]) -> list[Event]:

@@ -184,7 +184,7 @@ class Results:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
         os.truncate(metrics, notes.bytes)
         (self.path / SUMMARY).unlink(missing_ok=True)  # it describes the failure
-        self._events = self._recorded()
+        self._events = self._all_events()
         self._newest_round = max((event.round for event in self._events), default=-1)
         for number, seconds in enumerate(notes.seconds_of_rounds, 1):
             self._measure(number, seconds)
@@ -245,7 +245,7 @@ class Results:
         own_tests = (measured.number, "evaluate")
         self._events = [each for each in self._events if (each.round, each.verb) != own_tests]
 
-    def _recorded(self) -> list[Event]:
+    def _all_events(self) -> list[Event]:
         """All events of the run, from its file."""
         return [event for event, _ in read_events(self.path / LOG)]
 
@@ -319,7 +319,7 @@ class Results:
         wall_seconds = monotonic() - self._began - others
         settings = self._settings
         task_at = strategy_of(settings).task_at
-        events = self._recorded()
+        events = self._all_events()
         record = Record(
             strategy=settings.strategy,
             events=events,

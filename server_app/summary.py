@@ -86,14 +86,18 @@ class Record:
     enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty = not planned
 
     @cached_property
-    def evaluated(self) -> list[Round]:
+    def evaluated_rounds(self) -> list[Round]:
         """The rounds that were evaluated."""
         return [each for each in self.rounds if each.is_evaluated]
 
     @cached_property
-    def last(self) -> Round:
+    def last_round(self) -> Round:
         """The last evaluated round; an empty round if there is none."""
-        return self.evaluated[-1] if self.evaluated else measure_round(0, [], cross=False)
+        return (
+            self.evaluated_rounds[-1]
+            if self.evaluated_rounds
+            else measure_round(0, [], cross=False)
+        )
 
     @cached_property
     def hospitals(self) -> list[str]:
@@ -120,9 +124,11 @@ class Record:
     @cached_property
     def assessments(self) -> list[Assessment]:
         """The rows of `Summary.assessments`."""
-        events = [event for event in self.events if event.round == self.last.number]
+        events = [event for event in self.events if event.round == self.last_round.number]
         handed_on = was_handed_on(self.events)
-        return assess(self.last.tests, self.last.held, events, handed_on, self.classes)
+        return assess(
+            self.last_round.tests, self.last_round.held_pairs, events, handed_on, self.classes
+        )
 
     @cached_property
     def pooled(self) -> list[Assessment]:
@@ -132,24 +138,24 @@ class Record:
     @cached_property
     def headline(self) -> Headline | None:
         """The figure to show first."""
-        return headline(self.assessments, self.last.figures, self.last.number)
+        return headline(self.assessments, self.last_round.figures, self.last_round.number)
 
     @cached_property
     def versions(self) -> list[dict[str, Any]]:
         """The rows of `Summary.visits`."""
-        return [row for each in self.evaluated for row in each.visits]
+        return [row for each in self.evaluated_rounds for row in each.visits]
 
     @cached_property
     def task_figures(self) -> dict[str, Any]:
         """The figures over tasks; empty without tasks."""
         if not any(self.tasks):
             return {}
-        accuracies = {each.number: each.task_accuracies for each in self.evaluated}
+        accuracies = {each.number: each.task_accuracies for each in self.evaluated_rounds}
         return tasks.measure(self.tasks, accuracies, self.own_streams)
 
     def matrix(self, metric: str) -> list[list[float]]:
         """A metric of the last round by model (rows) and hospital."""
-        tests = self.last.tests
+        tests = self.last_round.tests
         return [
             [tests.get((model, hospital), {}).get(metric, nan) for hospital in self.hospitals]
             for model in self.models
@@ -176,20 +182,20 @@ def _status(run: Record) -> str:
 
 
 def _worth(run: Record) -> list[Verdict]:
-    everywhere = figure_everywhere(run.assessments, run.last.figures)
-    holders = {hospital for _, hospital in run.last.held}
-    rows, number = run.assessments, run.last.number
+    everywhere = figure_everywhere(run.assessments, run.last_round.figures)
+    holders = {hospital for _, hospital in run.last_round.held_pairs}
+    rows, number = run.assessments, run.last_round.number
     return judge_run(run.headline, everywhere, rows, run.pooled, number, holders)
 
 
-def _standalone(run: Record) -> float:
+def _mean_standalone(run: Record) -> float:
     rows = [row for row in run.assessments if row["kind"] == "standalone"]
     return mean(row["balanced_accuracy"]["value"] for row in rows if row["balanced_accuracy"])
 
 
-def _best(run: Record) -> dict[str, float]:
-    names = [name for name in run.last.figures if name.endswith("accuracy")]
-    figures = [each.figures for each in run.evaluated]
+def _best_figures(run: Record) -> dict[str, float]:
+    names = [name for name in run.last_round.figures if name.endswith("accuracy")]
+    figures = [each.figures for each in run.evaluated_rounds]
     return {name: max(filter(isfinite, (f[name] for f in figures)), default=nan) for name in names}
 
 
@@ -207,7 +213,7 @@ def _epsilon_spent(run: Record) -> dict[str, float]:
 
 
 def _time_figures(run: Record) -> dict[str, Any]:
-    rounds = [each.number for each in run.evaluated]
+    rounds = [each.number for each in run.evaluated_rounds]
     return timing.measure(run.events, rounds) if run.timed else {}
 
 
@@ -316,7 +322,7 @@ class Summary:
     disagreement: float = round_figure(lambda r: r.disagreement("accuracy"))
     balanced_disagreement: float = round_figure(lambda r: r.disagreement("balanced-accuracy"))
     # The mean over hospitals of their own models before the first hand-off.
-    standalone_balanced_accuracy: float = run_figure(_standalone)
+    standalone_balanced_accuracy: float = run_figure(_mean_standalone)
     # 1/N Σ A[model named j, j]: models at the hospitals where they started.
     origin_accuracy: float = round_figure(
         lambda r: average((r.tests[pair] for pair in r.tests if pair[0] == pair[1]), "accuracy")
@@ -345,7 +351,7 @@ class Summary:
     # Per hospital, `mean` and `std` (N - 1) of all models tested there; `balanced_mean` and
     # `balanced_std` of their balanced accuracy.
     node_convergence: dict[str, dict[str, float]] = run_figure(
-        lambda run: measures.convergence(run.hospitals, run.last.tests)
+        lambda run: measures.convergence(run.hospitals, run.last_round.tests)
     )
     # A; rows as in `models`, columns as in `hospitals`.
     accuracy_matrix: list[list[float]] = run_figure(lambda run: run.matrix("accuracy"))
@@ -356,7 +362,8 @@ class Summary:
     # the personalized accuracy of each hospital, in `held_balanced` its balanced accuracy, in
     # `seconds` the wall time.
     history: dict[str, Any] = run_figure(
-        lambda run: measures.history(run.evaluated, run.last.figures, run.hospitals), Curves
+        lambda run: measures.history(run.evaluated_rounds, run.last_round.figures, run.hospitals),
+        Curves,
     )
     # One row per tested version of a model, in order: its `round`, `hop`, `epochs` and `lineage`,
     # the `hospital` that trained it in that hop (empty if none did, or several, as for an average),
@@ -370,9 +377,9 @@ class Summary:
     last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
     # The first round with the highest federation balanced accuracy (without it, personalized one).
     # It is chosen on test data, as in the papers, and so flatters the method.
-    best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated))
+    best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated_rounds))
     # The highest value of each accuracy over the evaluated rounds, also chosen on test data.
-    best: dict[str, float] = run_figure(_best)
+    best: dict[str, float] = run_figure(_best_figures)
     # The time from the start of the run to its end. Before an interruption, only the time up to the
     # last checkpoint counts.
     wall_seconds: float = run_figure(attrgetter("wall_seconds"))
@@ -450,7 +457,7 @@ def measure_round(
         tests=known.tests,
         is_evaluated=any(isfinite(each.get("accuracy", nan)) for each in known.tests.values()),
         task_accuracies=known.task_accuracies,
-        held=known.held,
+        held_pairs=known.held_pairs,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},
         visits=known.tested_versions(),
         seconds=seconds,
@@ -460,7 +467,7 @@ def measure_round(
 def summarise(run: Record) -> Summary:
     """The figures of a run, from all its events and its finished rounds."""
     found: dict[str, Any] = {name: compute(run) for name, compute in _OF_RUN.items()}
-    return Summary(**found | run.last.figures)
+    return Summary(**found | run.last_round.figures)
 
 
 def judge_beside(summary: Summary, baseline: Summary) -> Summary:

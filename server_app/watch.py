@@ -105,7 +105,7 @@ class Followed:
         return cls(path, settings, rounds)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated seconds until the end of the run; NaN = unknown."""
         return wording.time_left([each.seconds for each in self.done], self.rounds)
 
@@ -154,8 +154,8 @@ class Followed:
         where = f"{self.finished} of {self.rounds} rounds"
         if hospitals:
             where += f", {len(hospitals)} hospitals"
-        if self.state() == "under way" and isfinite(self.left):
-            where += f", {duration(self.left)} left"
+        if self.state() == "under way" and isfinite(self.seconds_left):
+            where += f", {duration(self.seconds_left)} left"
         yield f"{self.state()}: {where}"
 
     def farewell(self) -> Iterator[str]:
@@ -235,7 +235,7 @@ def lines(run: Followed) -> Iterator[str]:
         new = [line[1] for event in events if (line := wording.event_line(event))]
         for measured in run.done[shown:]:
             hospitals = run.expected_hospitals(measured.number)
-            left = run.left if not run.summary else nan
+            left = run.seconds_left if not run.summary else nan
             new.append(wording.round_line(measured, run.rounds, hospitals, left))
         shown, now = len(run.done), time.time()
         if not new and run.waits and now - said >= silence:

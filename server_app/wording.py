@@ -42,10 +42,9 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     """The line of a round, of so many rounds and expected hospitals, with `left` seconds to go."""
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
-    parts += [
-        f"{LABELS[name]} {figures[name]:.3f}{_interval(figures, name)}{_lowest(measured, name)}"
-        for name in main_figures(figures)
-    ]
+    for name in main_figures(figures):
+        value = f"{figures[name]:.3f}{_interval(figures, name)}"
+        parts.append(f"{LABELS[name]} {value}{_lowest_pair(measured, name)}")
     if noise := noise_text(figures):
         parts.append(noise)
     visits = visit_ends(measured.visits)
@@ -72,15 +71,18 @@ def _interval(figures: dict[str, float], name: str) -> str:
     return f" ({low:.3f} to {high:.3f})" if low < high else ""  # of all pairs it has no width
 
 
-def _lowest(measured: Round, name: str) -> str:
+def _lowest_pair(measured: Round, name: str) -> str:
     """The worst pair of model and hospital behind a mean; empty for a single pair."""
     kind, _, metric = name.partition("_")
-    pairs = {"personalized": measured.held, "federation": measured.tests.keys() - measured.held}
+    pairs = {
+        "personalized": measured.held_pairs,
+        "federation": measured.tests.keys() - measured.held_pairs,
+    }
     if not pairs.get(kind):
         return ""
     known = {
         pair: value
-        for pair in pairs[kind] | measured.held
+        for pair in pairs[kind] | measured.held_pairs
         if isfinite(value := measured.tests.get(pair, {}).get(metric.replace("_", "-"), nan))
     }
     if len(known) < 2:

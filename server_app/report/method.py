@@ -39,7 +39,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         "matrix_dense": len(summary.hospitals) > plots.NUMBERED,
         "agreement": agreement if several else None,
         "noise": f"{noise:.3f}",
-        "sampled": _sampled(summary),
+        "sampled": _estimate(summary),
         **_curves(summary, chances),
         "visits": _visits(summary, chances[""]) if _is_serial(summary) else None,
     }
@@ -61,7 +61,7 @@ def _spread_span(agreement: Mapping[str, float]) -> Span:
     return Span(mean, mean - std, mean + std)
 
 
-def _sampled(summary: Summary) -> dict[str, float] | None:
+def _estimate(summary: Summary) -> dict[str, float] | None:
     """The estimated figure of all models at all hospitals; None if it is not from a sample."""
     for name in ("balanced_accuracy", "accuracy"):
         low, high = (getattr(summary, f"federation_{name}_{end}") for end in ("low", "high"))

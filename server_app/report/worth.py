@@ -37,14 +37,14 @@ MODELS = {"ensemble": "mean of all models", "standalone": "its own, before the f
 
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     """Return the section's values; `chances` as in method.py."""
-    own = {row["hospital"]: row for row in _of_kind(summary, "model") if row["held"]}
-    alone = {row["hospital"]: row for row in _of_kind(summary, "standalone")}
+    own = {row["hospital"]: row for row in _rows_of_kind(summary, "model") if row["held"]}
+    alone = {row["hospital"]: row for row in _rows_of_kind(summary, "standalone")}
     rows, many = summary.assessments, len(summary.hospitals) > EACH
     if many:
         rows = [row for row in rows if row["held"] or row["kind"] != "model"]
     believed = [(hospital, row["calibration"]) for hospital, row in own.items()]
     return {
-        "said": {about: _said(summary, about) for about in ("run", "hospital", "class")},
+        "said": {about: _sentences(summary, about) for about in ("run", "hospital", "class")},
         "headline": _headline(summary),
         **_comparison_with_own(own, alone, chances),
         **_class_values(summary, own),
@@ -60,7 +60,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _said(summary: Summary, about: str) -> dict[str, list[Any]]:
+def _sentences(summary: Summary, about: str) -> dict[str, list[Any]]:
     """The summary's sentences about the run, its hospitals or its classes."""
     said = [row for row in summary.worth if row["about"] == about]
     return {"first": said[:SAID], "more": said[SAID:]}
@@ -72,7 +72,7 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
     if first is None:
         return None
     value, _, within = figure_cell(first).partition(" ")
-    tests = _of_kind(summary, "model")
+    tests = _rows_of_kind(summary, "model")
     held = [row for row in tests if row["held"]] or tests
     everywhere = figure_everywhere(summary.assessments, vars(summary))
     lanes = [*_mean_and_worst("the models that hospitals hold", first, held)]
@@ -171,7 +171,7 @@ def _cells(row: Assessment) -> list[object]:
     ]
 
 
-def _of_kind(summary: Summary, kind: str) -> list[Assessment]:
+def _rows_of_kind(summary: Summary, kind: str) -> list[Assessment]:
     """The rows of a kind with a balanced accuracy, sorted by hospital."""
     rows = [row for row in summary.assessments if row["kind"] == kind and row["balanced_accuracy"]]
     return sorted(rows, key=lambda row: str(row["hospital"]))
