@@ -123,7 +123,7 @@ def hospitals_of(texts: Sequence[str]) -> int:
 
 
 def status_of(run: str, environment: Mapping[str, str]) -> str:
-    """The status of a run of the local SuperLink, which `flwr` finds by environment variables."""
+    """The status of a run, as the local SuperLink of this environment reports it."""
     answer = subprocess.run(
         ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
         # FORCE_COLOR, which notebooks and CIs set, would put colours into JSON.

@@ -39,7 +39,7 @@ VERBS = {
 
 
 def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) -> str:
-    """The line of a round, of so many rounds and expected hospitals, with `left` seconds to go."""
+    """The line of a round; `left` is the estimated number of seconds until the end of the run."""
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
     for name in main_figures(figures):
@@ -100,7 +100,7 @@ def main_figures(figures: dict[str, float]) -> list[str]:
 
 
 def time_left(seconds: Sequence[float], rounds: int) -> float:
-    """Seconds until the last of all rounds ends, by the seconds of each finished one; or NaN."""
+    """Estimated seconds until the run ends, by those of each finished round; NaN = unknown."""
     known = [each for each in seconds[-LATELY:] if isfinite(each)]
     return fmean(known) * (rounds - len(seconds)) if known else nan
 
