@@ -183,7 +183,7 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
         stopped = pool.submit(one_actor, tmp_path / "stopped", **settings)
         deadline = time.monotonic() + 600  # against waiting for ever
         while not any(
-            '"round": 3' in path.read_text() for path in tmp_path.glob("stopped/*/metrics.jsonl")
+            '"round":3,' in path.read_text() for path in tmp_path.glob("stopped/*/metrics.jsonl")
         ):
             assert time.monotonic() < deadline
             assert not stopped.done()
