@@ -88,30 +88,23 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("~/fedhandoff/peers"),
-        help="the folder for figures and environments (default: %(default)s)",
+        default="~/fedhandoff/peers",
+        help="the folder of the figures (default: %(default)s)",
     )
     parser.add_argument(
-        "--hospitals",
-        default="4,10,50",
-        help="numbers of hospitals, with commas (default: %(default)s)",
+        "--hospitals", default="4,10,50", help="numbers of hospitals (default: %(default)s)"
     )
     parser.add_argument(
-        "--rounds",
-        type=int,
-        default=4,
-        help="the number of rounds, at least 2 (default: %(default)s)",
+        "--rounds", type=int, default=4, help="rounds, at least 2 (default: %(default)s)"
     )
     parser.add_argument(
-        "--peers",
-        default=";".join(PEERS),
-        help="names of peers, with semicolons (default: all of them)",
+        "--peers", default=";".join(PEERS), help="names of peers (default: %(default)s)"
     )
     parser.add_argument(
         "--timeout",
         type=float,
-        default=900.0,
-        help="the time limit of a run in seconds (default: %(default)s)",
+        default=900,
+        help="limit of a run in seconds (default: %(default)s)",
     )
     arguments = parser.parse_args()
     output = arguments.output.expanduser().resolve()
