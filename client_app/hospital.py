@@ -83,9 +83,13 @@ class Hospital:
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:
-        """The facts about the hospital for enrolment: name, classes, shape of images (C, H, W)."""
+        """The facts about the hospital for enrolment: name, classes, shape of images (C, H, W).
+
+        Of features it is their shape, and the hash of the frozen weights that made them.
+        """
         classes, shape = list(self.data.classes), list(self.data.train.shape)
-        return {"hospital": self.name, "classes": classes, "shape": shape}
+        frozen = {"frozen": self.data.whole.frozen} if self.data.whole else {}
+        return {"hospital": self.name, "classes": classes, "shape": shape, **frozen}
 
     def check_first_model(self) -> None:
         """Refuse a first network that is larger than the hospital allows, before it is built.

@@ -102,9 +102,11 @@ class ModelManifest:
     ) -> "ModelManifest":
         """The manifest of a model, from its parcel's label and its run, dated now."""
         config = settings.run_config
+        # A head on features is exported with its frozen body.
+        architecture = Architecture.from_json(label.architecture).whole or label.architecture
         return cls(
             lineage=label.lineage,
-            architecture=label.architecture,
+            architecture=architecture,
             classes=label.classes,
             settings={key: config[key] for key in ("strategy", *FORM, *SPLIT)},
             run=run,

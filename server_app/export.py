@@ -58,6 +58,8 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
 
     from learning.export import ModelManifest, save_model, save_onnx
     from learning.model_card import write_card
+    from learning.models import Architecture
+    from learning.models.whole import whole_network
     from learning.packing import unpack_network
 
     path = result / "parcels" / f"{quote(lineage, safe=' ')}.npz"
@@ -78,6 +80,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     images, tested = _counts_and_figures(result / LOG, label)
     manifest = ModelManifest.of(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
+    network = whole_network(network, Architecture.from_json(label.architecture), settings)
     (save_onnx if onnx else save_model)(to, network, manifest)
     return write_card(to, manifest)
 

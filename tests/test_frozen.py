@@ -9,12 +9,17 @@ import torch
 from torch.nn.functional import normalize
 
 from client_app import datasets
-from client_app.authority.policy import MachineRules, PolicyError
+from client_app.authority.permission import judge
+from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import features, open_data, open_public
-from client_app.datasets.features import BATCH, frozen_body
+from client_app.datasets.features import BATCH
+from learning.errors import ModelError
+from learning.export import ModelManifest, load_model, save_model, save_onnx
 from learning.models import Architecture
 from learning.models.frozen import Body, weights_hash
+from learning.models.whole import frozen_network, whole_network
 from learning.randomness import seeded
+from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import parcels_of, run_config, write_archive
@@ -86,11 +91,88 @@ def test_only_images_without_features_are_computed(tmp_path, digits, monkeypatch
 
 def test_public_images_become_features_too(tmp_path, digits):
     write_archive(tmp_path / "public.npz", 20)
-    like = replace(digits, whole=frozen_body(settings(), (1, 8, 8))[1])
+    like = replace(digits, whole=frozen_network(settings(), (1, 8, 8))[1])
     samples = open_public(str(tmp_path / "public.npz"), settings(), like, tmp_path)
     assert samples.shape == (128, 1, 1)
     lengths = samples.images.square().sum(dim=1).flatten()
     torch.testing.assert_close(lengths, torch.ones(len(samples)))
+
+
+@pytest.fixture
+def head(digits):
+    """The head of a run with ten classes, and its description."""
+    architecture = replace(digits.whole, classes=10).head(128)
+    with seeded(rng_for(0, "test")):
+        return architecture.build(), architecture
+
+
+def test_a_head_completes_the_network_that_made_its_features(tmp_path, digits, head):
+    images = open_data(settings(partition="iid", train__freeze="none"), 0, 3, store=tmp_path)
+    network = whole_network(head[0], head[1], settings())
+    with torch.no_grad():
+        logits = head[0](digits.test.images)
+        torch.testing.assert_close(network(images.test.images), logits, atol=1e-5, rtol=1e-5)
+    assert whole_network(network, digits.whole, settings()) is network  # it is for images
+
+
+def test_a_head_for_other_frozen_weights_is_refused(head):
+    with pytest.raises(ModelError, match="is for frozen weights with"):
+        whole_network(head[0], head[1], settings(seed=1))
+
+
+def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
+    classes = [str(k) for k in range(10)]
+    label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
+    manifest = ModelManifest.of(label, settings(), "run")
+    save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
+    network, read = load_model(tmp_path / "m.safetensors")
+    assert (read.network.name, read.network.image_shape) == ("cnn", (1, 8, 8))
+    images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = head[0](Body(cnn())(images)[:, :, None, None])
+        torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.extra
+def test_onnx_computes_body_and_head_on_bytes(tmp_path, head):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    classes = [str(k) for k in range(10)]
+    label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
+    manifest = ModelManifest.of(label, settings(), "run")
+    save_onnx(tmp_path / "m.onnx", whole_network(head[0], head[1], settings()), manifest)
+    images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    (found,) = session.run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        expected = head[0](Body(cnn())(images)[:, :, None, None]).softmax(dim=1)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_the_policy_names_the_weights_that_a_run_may_use():
+    rules = Policy.read().models
+    assert rules.judge("imagenet", "").holds  # no list: all are allowed
+    listed = replace(rules, weights=["imagenet", "a" * 64])
+    assert listed.judge("imagenet", "").holds
+    assert listed.judge("/file.pt", "a" * 64).holds
+    assert listed.judge("", "").holds  # random weights
+    assert not listed.judge("/file.pt", "b" * 64).holds
+
+
+@pytest.mark.parametrize("freeze", ["none", "body"])
+def test_the_hash_of_a_file_is_judged_whether_or_not_it_is_frozen(tmp_path, freeze):
+    source, shape = tmp_path / "m.pt", (3, 8, 8)
+    small = Architecture("mobilenet_v3_small", *shape, 2, (256, 256), "imagenet")
+    torch.save(small.build().state_dict(), source)
+    chosen = settings(
+        model="mobilenet_v3_small", pretrained=str(source), train__freeze=freeze, image_channels=3
+    )
+    hash_ = frozen_network(chosen, shape)[1].frozen
+    data = open_data(chosen, 0, 60, store=tmp_path)
+    policy = Policy.read()
+    for weights, holds in (["0" * 64], False), ([hash_], True):
+        rules = replace(policy, models=replace(policy.models, weights=weights))
+        (ruling,) = [each for each in judge(rules, chosen, data) if each.rule == "models.weights"]
+        assert (ruling.holds, ruling.asked) == (holds, f"{source} {hash_}")
 
 
 @pytest.mark.parametrize("limit", [{"max_memory_gb": 1e-6}, {"max_disk_gb": 1e-6}])

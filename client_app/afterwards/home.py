@@ -32,6 +32,7 @@ from client_app.store import own_folder
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
+from learning.models.whole import whole_network
 from strategies.protocol.files import FileError, read_json, replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
@@ -272,7 +273,8 @@ def _manifest(
 
 
 def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
-    """Write a model if the policy's `machine.max-disk-gb` leaves room for it."""
+    """Write a model, whole, if the policy's `machine.max-disk-gb` leaves room for it."""
+    network = whole_network(network, hospital.architecture, hospital.settings)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     machine = hospital.policy.machine if hospital.policy else None
     check_disk(machine, hospital.store.folder.parent, size)

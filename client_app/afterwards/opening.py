@@ -10,6 +10,8 @@ from client_app.authority.identity import Identity, Member
 from client_app.authority.sealing import Seal
 from client_app.store import own_folder
 from learning.export import ModelManifest, save_model
+from learning.models import Architecture
+from learning.models.whole import whole_network
 from learning.packing import unpack_network
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
@@ -36,7 +38,9 @@ def take_home(
     manifest = ModelManifest.of(label, settings, run)
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
-        save_model(file, unpack_network(opened, label, {}, torch.device("cpu")), manifest)
+        network = unpack_network(opened, label, {}, torch.device("cpu"))
+        whole = whole_network(network, Architecture.from_json(label.architecture), settings)
+        save_model(file, whole, manifest)
     return file
 
 

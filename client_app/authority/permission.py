@@ -6,6 +6,7 @@ go through `admit`, which refuses them at the first broken rule.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from client_app.datasets.pool import large_class_rows
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from gan.presets import chosen_preset
+from learning.models.whole import frozen_network
 from learning.suited import check_suited
 from strategies.engine.orders import check_order
 from strategies.engine.strategy import Strategy
@@ -29,7 +31,8 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
         SettingsError: The settings of the run's method cannot be used.
     """
     yield from policy.judge(settings)
-    yield policy.images.ruling("max-size", max(data.train.shape[1:]))
+    yield policy.images.ruling("max-size", max(data.image_shape[1:]))
+    yield _weights_ruling(policy, settings, data)
     yield _patients_ruling(policy, data)
 
 
@@ -56,7 +59,11 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     joins, prepares = verb == "query.enrol", verb == "query.prepare"
     if policy:  # in a simulation a run of another method follows: the baseline
         check_order(strategy, verb, order, hospital.name, sealed=strategy.settings.sealed)
-        policy.images.uphold("max-size", max(shape[1:]))  # image-size 0 keeps the images' own size
+        # With image-size 0 the images keep their own size.
+        policy.images.uphold("max-size", max(hospital.data.image_shape[1:]))
+        if joins or prepares:
+            named = replace(settings, model=hospital.model)
+            uphold(_weights_ruling(policy, named, hospital.data))
     if not joins:  # at enrolment the classes of the federation are unknown
         hospital = hospital.at(order.task, order.so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
@@ -75,6 +82,16 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
         if order.buffer_size:
             chosen_preset(settings.gan.preset, size=max(shape[1:]))
     return hospital
+
+
+def _weights_ruling(policy: Policy, settings: Settings, data: LocalData) -> Ruling:
+    """The ruling on the pretrained weights."""
+    source, allowed, hash_ = settings.pretrained, policy.models.weights, ""
+    if data.whole:
+        hash_ = data.whole.frozen
+    elif source and allowed:  # it takes time to read them
+        hash_ = frozen_network(settings, data.train.shape)[1].frozen
+    return policy.models.judge(source, hash_)
 
 
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:

@@ -111,6 +111,7 @@ class Rules:
 
 
 _Hash = Annotated[str, pattern("[0-9a-f]{64}", "hashes of 64 digits, from 0 to f")]
+_Weights = Annotated[str, pattern(r"\S+", "hashes, or values of the setting 'pretrained'")]
 _Class = Annotated[str, pattern(r"\S(.*\S)?", "names without blanks around them")]
 _Method = Annotated[str, choice((*STRATEGIES, *LEARNERS))]
 _Embedding = Annotated[str, choice(PARTS)]
@@ -160,7 +161,14 @@ class ModelRules(Rules):
 
     table = "models"
     max_megabytes: Amount
+    weights: list[_Weights]
     max_membership: Share
+
+    def judge(self, source: str, hash_: str) -> Ruling:
+        """The ruling on pretrained weights: the setting `pretrained`, and their SHA-256."""
+        fits = not (source and self.weights) or bool({source, hash_} & {*self.weights})
+        asked = f"{source} {hash_}".strip() or "random weights"
+        return Ruling("models.weights", ", ".join(self.weights) or "all", asked, fits)
 
 
 @declare

@@ -145,9 +145,7 @@ def open_public(
     """
     pool = _load(replace(settings, dataset=f"npz:{file}"), store, machine)
     samples = Samples(torch.from_numpy(pool.images), torch.from_numpy(pool.labels))
-    theirs, ours = samples.shape, like.train.shape
-    if pool.whole and like.whole:  # the shapes of images, not of features
-        theirs, ours = pool.whole.image_shape, like.whole.image_shape
+    theirs, ours = pool.whole.image_shape if pool.whole else samples.shape, like.image_shape
     if theirs != ours:
         raise DataError(
             f"The public images are {theirs} (channels, height, width), the hospital's are "

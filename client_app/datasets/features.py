@@ -26,13 +26,11 @@ from client_app.authority.limits import check_disk, check_pass
 from client_app.authority.policy import MachineRules
 from client_app.datasets.pool import Pool
 from client_app.store import own_folder
-from learning.models import Architecture
-from learning.models.frozen import Body, weights_hash
-from learning.models.preprocessing import pixels_of
-from learning.randomness import seeded
+from learning.models.frozen import Body
+from learning.models.whole import frozen_network
 from strategies.protocol.console import Pace
 from strategies.protocol.files import replacing
-from strategies.protocol.settings import Settings, rng_for
+from strategies.protocol.settings import Settings
 
 BATCH = 32  # images in a pass
 SAVED = 16 * BATCH  # images between two saves
@@ -55,7 +53,8 @@ def with_features(
         PolicyError: The computation needs more memory than `machine` allows, or the store would be
             larger.
     """
-    body, whole = frozen_body(settings, pool.images.shape[1:])
+    network, whole = frozen_network(settings, pool.images.shape[1:])
+    body = Body(network)
     facts = [settings.image_size, settings.image_fit, settings.image_channels, whole.to_json()]
     data, form = (
         hashlib.sha256(text.encode()).hexdigest()[:16] for text in (settings.dataset, repr(facts))
@@ -70,28 +69,6 @@ def with_features(
             _compute(file, ids, table, pool, body)
             table = _kept(file, body.width)
     return replace(pool, images=table["z"][:, :, None, None], rows=None, whole=whole)
-
-
-def frozen_body(settings: Settings, shape: tuple[int, ...]) -> tuple[Body, Architecture]:
-    """The network that makes features, for images of a shape (C, H, W), and its description.
-
-    Its weights are those of `pretrained`, or random ones that the seed decides. The description is
-    of the whole network. It has two classes, because the federation's are not known yet.
-
-    Raises:
-        ModelError: See `with_features`.
-    """
-    channels, height, width = shape
-    hidden, pixels = settings.mlp.widths, pixels_of(settings, settings.model)
-    whole = Architecture(settings.model, channels, height, width, 2, hidden, pixels)
-    with seeded(rng_for(settings.seed, "body")):
-        network = whole.build()
-    if settings.pretrained:
-        from learning.models.pretrained import load_pretrained  # also imports torchvision
-
-        load_pretrained(network, whole, settings.pretrained)
-    whole = replace(whole, frozen=weights_hash(network, whole))
-    return Body(network), whole
 
 
 def _identities(pool: Pool) -> list[bytes]:

@@ -40,6 +40,11 @@ class LocalData:
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images, also of those that have become features."""
+        return self.whole.image_shape if self.whole else self.train.shape
+
+    @property
     def classes_present(self) -> list[str]:
         """Names of the classes with an image at this hospital."""
         labels = torch.cat([self.train.labels, self.test.labels])

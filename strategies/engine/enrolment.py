@@ -183,6 +183,7 @@ def _judge(
     refused = _impostors(run, came, registered)
     known = {str(card["hospital"]): card for node, card in came.items() if node not in refused}
     state.shape = state.shape or _common_shape(known)
+    state.frozen = state.frozen or _common_weights(known)
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
     for delivery in answers:
@@ -196,6 +197,9 @@ def _judge(
             hospital = str(card["hospital"])
             if (shape := _shape(card)) and state.shape and shape != state.shape:
                 reason = _shapes_differ({hospital: shape, "the other hospitals": state.shape})
+                delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
+            elif (frozen := _frozen(card)) != state.frozen:
+                reason = _weights_differ({hospital: frozen, "the other hospitals": state.frozen})
                 delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
         run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
@@ -331,6 +335,31 @@ def _common_shape(cards: Mapping[str, ConfigRecord]) -> list[int]:
 def _shape(card: ConfigRecord) -> list[int]:
     shape = card.get("shape")
     return [each for each in shape if isinstance(each, int)] if isinstance(shape, list) else []
+
+
+def _common_weights(cards: Mapping[str, ConfigRecord]) -> str:
+    """The most frequent hash of frozen weights; hospitals with others cannot take part.
+
+    Raises:
+        RunError: Two hashes are equally frequent.
+    """
+    hashes = {name: _frozen(card) for name, card in cards.items()}
+    counts = Counter(hashes.values()).most_common(2)
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        raise RunError(_weights_differ(dict(sorted(hashes.items()))))
+    return counts[0][0] if counts else ""
+
+
+def _frozen(card: ConfigRecord) -> str:
+    return str(card.get("frozen", ""))
+
+
+def _weights_differ(hashes: Mapping[str, str]) -> str:
+    named = ", ".join(f"{hash_ or 'none'} at {name}" for name, hash_ in hashes.items())
+    return (
+        f"The SHA-256 of the frozen weights (train.freeze) is {named}: set 'model' alike at all "
+        "hospitals, and give 'pretrained' the same file."
+    )
 
 
 def _shapes_differ(shapes: Mapping[str, list[int]]) -> str:

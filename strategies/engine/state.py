@@ -56,6 +56,8 @@ class State:
         classes: Names of the federation's classes; fixed at the start.
         outputs: Names of the networks' outputs: the classes, or those that tasks leave or share.
         shape: Channels, height and width of the images; fixed at the start.
+        frozen: Hash of the weights that made features of the images, fixed at the start; empty for
+            images.
         nodes: Flower's node id of each hospital that ever took part; it may change.
         withheld: Flower's node id of each hospital whose buffer may not leave; the server does not
             ask for the buffer again.
@@ -96,6 +98,7 @@ class State:
     classes: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     shape: list[int] = field(default_factory=list)
+    frozen: str = ""
     nodes: dict[str, int] = field(default_factory=dict)
     withheld: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)

@@ -104,6 +104,7 @@ CARD: dict[str, Callable[[object], bool]] = {
     "hospital": _is_hospital,  # its name
     "classes": _are_classes,  # the names of its classes
     "shape": _is_shape,  # of its images: channels, height, width
+    "frozen": _matches("[0-9a-f]{64}"),  # hash of the weights that made features of its images
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
     "dossier": _matches("[0-9a-f]{64}"),  # hash of its buffer's dossier; the dossier stays

@@ -677,6 +677,35 @@ def test_a_late_hospital_with_images_of_another_shape_is_refused_with_the_reason
     assert "1x9x9 at h2, 1x8x8 at the other hospitals: set image-size" in refused.reason
 
 
+class Frozen(CountingHospital):
+    """Tells the hash of its frozen weights."""
+
+    def __init__(self, name, digit):
+        super().__init__(name)
+        self.frozen = digit * 64
+
+    def enrol(self, message, order):
+        reply = super().enrol(message, order)
+        reply.content.config_records["card"]["frozen"] = self.frozen
+        return reply
+
+
+def test_different_frozen_weights_end_the_run_before_the_first_hop():
+    grid = FakeGrid({100: Frozen("h0", "a"), 101: Frozen("h1", "b")})
+    with pytest.raises(RunError, match=f"{'a' * 64} at h0, {'b' * 64} at h1: set 'model' alike"):
+        go(settings(strategy="cwt"), grid, Ledger())
+    assert {m.metadata.message_type for m in grid.sent} == {"query.enrol"}
+
+
+def test_one_hospital_with_other_frozen_weights_is_refused_with_the_reason():
+    grid = FakeGrid({100 + k: Frozen(f"h{k}", digit) for k, digit in enumerate("aba")})
+    ledger = Ledger()
+    go(settings(strategy="cwt", num_server_rounds=1), grid, ledger)
+    (refused,) = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
+    assert (refused.hospital, refused.outcome) == ("h1", "settings")
+    assert f"{'b' * 64} at h1, {'a' * 64} at the other hospitals" in refused.reason
+
+
 @pytest.mark.parametrize("name", ["global", "../h2", "h 2", ""])
 def test_a_hospital_that_gives_itself_a_name_that_misleads_is_refused(name):
     """Names become lineages, files and parts of messages."""

@@ -44,7 +44,7 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
         (
             "pretrained",
             "resnet18.pth",
-            "'pretrained' is 'resnet18.pth'; it must be imagenet, an absolute path, or empty.",
+            "'pretrained' is 'resnet18.pth'; it must be imagenet, package:efficientnet-lite0, an ",
         ),
         ("image-fit", "fill", "'image-fit' is 'fill'; it must be one of squash, pad, crop."),
         ("num-folds", 1, "'num-folds' is 1; it must be 0, or 2 or more."),
