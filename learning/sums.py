@@ -1,0 +1,288 @@
+"""Sums of features by class, and the closed-form classifier that they determine.
+
+A hospital has features z of its images, with ‖z‖ at most 1. For each class c it has the weights of
+its images n_c = Σ w, and the sums s_c = Σ w z and G_c = Σ w z zᵀ. The sums of several hospitals are
+added. The classifier of the totals is the class-balanced ridge regression on all images:
+
+    W = (A + λ tr(A)/d I)⁻¹ [b_1 … b_K],    A = Σ_c G_c / n_c,    b_c = s_c / n_c
+
+and the score of class c is w_c · z: Fed3R (Fanì et al., ICML 2024, arXiv:2406.01116), analytic
+federated learning (He et al., arXiv:2405.16240) and FedCGS (Guan et al., AAAI 2025,
+arXiv:2503.06962). With its own sums counted 1 + κ times, a hospital gets a classifier for home.
+
+**Sums are whole numbers, modulo 2^64.** z is truncated to multiples of 2^-12, towards zero, so that
+no norm grows. All sums are multiples of 2^-24. So addition is exact: no order of hospitals changes
+a bit, subtraction removes a hospital exactly, and a mask of uniform random numbers hides all sums.
+The totals of 2^30 images fit.
+
+Shapes: `n` images, `d` features, `K` classes, `t = d (d + 1) / 2` entries of a triangle.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+GRID = 2**12  # steps of a feature from 0 to 1
+ALIKE = 2**20  # the total weight of a hospital, if hospitals weigh alike
+SHARES = {"counts": 0.2, "firsts": 0.5, "seconds": 0.84}  # of an image's norm, for noise
+SHARPNESS = 10.0  # scores are near 0 and 1; this makes probabilities of them
+RIDGES = (1.0, 0.1, 0.01, 0.001)  # the values of λ to choose from
+KAPPAS = (0, 1, 3, 10, 30)  # the values of κ to choose from
+FOLDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """The sums of some images, in units of 2^-24, modulo 2^64.
+
+    Attributes:
+        counts: Weights of the images of each class, int64 [K].
+        firsts: Sums of z, int64 [K, d].
+        seconds: Upper triangles of the sums of z zᵀ, row by row, int64 [K, t].
+    """
+
+    counts: Tensor
+    firsts: Tensor
+    seconds: Tensor
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return self._map(lambda own, its: own + its, other)
+
+    def __sub__(self, other: "Sums") -> "Sums":
+        return self._map(lambda own, its: own - its, other)
+
+    def __mul__(self, times: int) -> "Sums":
+        return self._map(lambda own, _: own * times, self)
+
+    def _map(self, change: Callable[[Tensor, Tensor], Tensor], other: "Sums") -> "Sums":
+        return Sums(**{name: change(own, vars(other)[name]) for name, own in vars(self).items()})
+
+    def only(self, classes: Tensor) -> "Sums":
+        """The sums of some classes, bool [K]; those of other classes are 0."""
+        return self._map(lambda own, _: own * classes.view(-1, *[1] * (own.dim() - 1)), self)
+
+    def arrays(self) -> dict[str, NDArray[np.int64]]:
+        """The sums as arrays, by name."""
+        return {name: tensor.numpy() for name, tensor in vars(self).items()}
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[np.int64]]) -> "Sums":
+        """The sums in arrays that `arrays` has returned."""
+        return cls(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """The training images of a hospital.
+
+    Attributes:
+        features: z, float [n, d].
+        labels: Classes, int64 [n].
+        patients: Patient of each image, from 0, int64 [n].
+        classes: Number of classes, K.
+        weights: Weights of the images, from 0 to 1, float [n]; None = 1.
+        factor: A whole number that multiplies all weights of the hospital.
+    """
+
+    features: Tensor
+    labels: Tensor
+    patients: NDArray[np.int64]
+    classes: int
+    weights: Tensor | None = None
+    factor: int = 1
+
+    def sums(self, chosen: Tensor | None = None) -> Sums:
+        """The sums of the chosen images, bool [n]; None = all."""
+        rows = torch.ones_like(self.labels, dtype=torch.bool) if chosen is None else chosen
+        weights = None if self.weights is None else self.weights[rows]
+        found = compute_sums(self.features[rows], self.labels[rows], self.classes, weights)
+        return found * self.factor
+
+
+def compute_sums(
+    features: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None
+) -> Sums:
+    """The sums of some images.
+
+    Args:
+        features: z, float [n, d]; longer vectors are scaled to norm 1.
+        labels: Classes, int64 [n].
+        classes: Number of classes, K.
+        weights: Weights of the images, from 0 to 1, float [n]; None = 1.
+    """
+    z = _shortened(features)
+    weights = z.new_ones(len(z)) if weights is None else weights.double()
+    steps = (z * weights.sqrt()[:, None] * GRID).trunc()
+    parts = (z * weights[:, None] * GRID).trunc() * GRID
+    upper = torch.triu_indices(z.shape[1], z.shape[1])
+    own = [labels == c for c in range(classes)]
+    # Doubles hold these whole numbers exactly, so the order of additions does not matter.
+    return Sums(
+        torch.stack([(weights[rows] * GRID**2).trunc().sum() for rows in own]).long(),
+        torch.stack([parts[rows].sum(dim=0) for rows in own]).long(),
+        torch.stack([(steps[rows].T @ steps[rows])[upper[0], upper[1]].long() for rows in own]),
+    )
+
+
+def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tensor:
+    """Features [n, d] in a random subspace, double [n, d']: R z / √d' with random signs R.
+
+    Lengths are kept on average. Longer vectors are scaled to norm 1.
+
+    Args:
+        features: The features.
+        dimensions: d'; 0 = all, and nothing changes.
+        rng: Decides on the signs; the same at all hospitals.
+    """
+    if not dimensions:
+        return _shortened(features)
+    return _shortened(_shortened(features) @ _signs(dimensions, features.shape[1], rng).T)
+
+
+def lift(head: Tensor, width: int, rng: np.random.Generator) -> Tensor:
+    """A classifier [K, d'] of projected features, as one [K, d] of the features themselves."""
+    dimensions = head.shape[1]
+    if dimensions == width:
+        return head
+    signs = _signs(dimensions, width, rng)
+    return torch.mm(head.double(), signs).float()
+
+
+def _signs(dimensions: int, width: int, rng: np.random.Generator) -> Tensor:
+    signs = 2.0 * rng.integers(2, size=(dimensions, width)) - 1
+    return torch.from_numpy(signs / dimensions**0.5)
+
+
+def _shortened(vectors: Tensor) -> Tensor:
+    """Vectors [n, d] as doubles; those longer than 1 are scaled to 1."""
+    vectors = vectors.double().cpu()
+    lengths: Tensor = vectors.norm(dim=1, keepdim=True)
+    return vectors / lengths.clamp_min(1)
+
+
+def solve(total: Sums, ridge: float) -> Tensor:
+    """The classifier W of the totals, float [K, d], times `SHARPNESS`; 0 for an absent class.
+
+    Args:
+        total: The sums of all images; with noise, A may have negative eigenvalues, which become 0.
+        ridge: λ.
+    """
+    return _classifier(*_equations(total), ridge)
+
+
+def _equations(total: Sums) -> tuple[Tensor, Tensor]:
+    """A [d, d] and b [d, K], double."""
+    counts = total.counts.double()
+    shares = torch.where(counts > 0, 1 / counts, 0)
+    matrix = unfold(shares @ total.seconds.double())
+    return matrix, (total.firsts.double() * shares[:, None]).T
+
+
+def _classifier(matrix: Tensor, targets: Tensor, ridge: float) -> Tensor:
+    width = len(matrix)
+    pull = ridge * (matrix.trace() / width).clamp_min(torch.finfo(torch.double).tiny)
+    factor, failed = torch.linalg.cholesky_ex(matrix + pull * torch.eye(width, dtype=torch.double))
+    if failed:
+        values, vectors = torch.linalg.eigh(matrix)
+        found = vectors @ ((vectors.T @ targets) / (values.clamp_min(0) + pull)[:, None])
+    else:
+        found = torch.cholesky_solve(targets, factor)
+    return torch.mul(found.T, SHARPNESS).float()
+
+
+def unfold(triangle: Tensor) -> Tensor:
+    """The symmetric matrix [..., d, d] of an upper triangle [..., t]."""
+    width = int((2 * triangle.shape[-1]) ** 0.5)
+    rows, columns = torch.triu_indices(width, width)
+    matrix = triangle.new_zeros(*triangle.shape[:-1], width, width)
+    matrix[..., rows, columns] = triangle
+    matrix[..., columns, rows] = triangle
+    return matrix
+
+
+def choose(
+    others: Sums,
+    own: Images,
+    ridges: Sequence[float],
+    kappas: Sequence[int],
+    rng: np.random.Generator,
+) -> tuple[float, int]:
+    """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
+
+    A fold's classifier is of the others' sums and of the hospital's images outside of the fold. The
+    score is the balanced accuracy of all images, each in its own fold. Of equal scores, the one
+    with the smaller κ and then the larger λ wins.
+
+    Args:
+        others: The total without the hospital.
+        own: The hospital's training images. A patient is in one fold.
+        ridges: The values of λ.
+        kappas: The values of κ.
+        rng: Decides on the folds.
+    """
+    pairs = [*product(sorted(kappas), sorted(ridges, reverse=True))]
+    if len(pairs) > 1:
+        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng)
+        present = own.labels.unique()
+        right = (answers.flatten(0, 1) == own.labels).double()  # [pairs, n]
+        recalls = torch.stack([right[:, own.labels == c].mean(dim=1) for c in present])
+        pairs = [pairs[int(recalls.mean(dim=0).argmax())]]  # the first of equals
+    ((kappa, ridge),) = pairs
+    return ridge, kappa
+
+
+def _answers(
+    others: Sums,
+    own: Images,
+    kappas: Sequence[int],
+    ridges: Sequence[float],
+    rng: np.random.Generator,
+) -> Tensor:
+    """The class of each image by the classifier of its fold: [κ, λ, n]."""
+    folds = torch.from_numpy(rng.permutation(own.patients.max() + 1)[own.patients] % FOLDS)
+    answers = torch.zeros(len(kappas), len(ridges), len(folds), dtype=torch.int64)
+    for fold in range(FOLDS):
+        held = folds == fold
+        fit, seen = own.sums(~held), own.features[held].float()
+        for k, kappa in enumerate(kappas):
+            matrix, targets = _equations(others + fit * (1 + kappa))
+            for m, ridge in enumerate(ridges):
+                head = _classifier(matrix, targets, ridge)
+                answers[k, m, held] = (seen @ head.T).argmax(dim=1)
+    return answers
+
+
+def random_mask(like: Sums) -> Sums:
+    """Uniform random numbers modulo 2^64 from the system's entropy, in the shapes of `like`."""
+
+    def draw(tensor: Tensor, _: Tensor) -> Tensor:
+        drawn = bytearray(os.urandom(tensor.numel() * 8))
+        return torch.frombuffer(drawn, dtype=torch.int64).view(tensor.shape)
+
+    return like._map(draw, like)
+
+
+def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sums:
+    """Gaussian noise for sums in which a patient's weights sum to 1 at most.
+
+    The counts, first and second sums of such a patient have norms of at most 1. They are scaled by
+    `SHARES`, whose squares sum to less than 1, so that a patient's part has a norm of at most 1.
+    Each scaled number gets noise of the standard deviation `multiplier`. Noise is rounded to whole
+    units: no bit of a floating-point sum reveals an image (Mironov, CCS 2012).
+
+    Args:
+        like: The sums.
+        multiplier: Standard deviation of the noise, in sensitivities.
+        rng: Source of the noise.
+    """
+    drawn = {
+        name: np.rint(rng.standard_normal(tensor.shape) * multiplier / SHARES[name] * GRID**2)
+        for name, tensor in vars(like).items()
+    }
+    return Sums.of({name: array.astype(np.int64) for name, array in drawn.items()})

@@ -1,0 +1,180 @@
+"""Sums of features: exact addition, and the classifier against that of all images in one place."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from learning.sums import (
+    ALIKE,
+    GRID,
+    SHARES,
+    SHARPNESS,
+    Images,
+    choose,
+    compute_sums,
+    lift,
+    project,
+    random_mask,
+    random_noise,
+    solve,
+)
+
+CLASSES, WIDTH = 3, 8
+
+
+def images(count, seed=0, shift=0.0):
+    """Features of norm 1 on the grid's finer side, and their classes; classes have means."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(CLASSES, size=count)
+    z = rng.standard_normal((count, WIDTH)) + 2 * np.eye(CLASSES, WIDTH)[labels] + shift
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    return torch.from_numpy(z).float(), torch.from_numpy(labels)
+
+
+def sums(count=20, seed=0, **changes):
+    z, labels = images(count, seed, **changes)
+    return compute_sums(z, labels, CLASSES)
+
+
+def equal(one, other):
+    return all(torch.equal(vars(one)[name], vars(other)[name]) for name in vars(one))
+
+
+def test_the_sums_of_two_features_by_hand():
+    z = torch.tensor([[0.5, 0.25], [0.25, -0.5]])
+    found = compute_sums(z, torch.tensor([1, 1]), 2)
+    unit = GRID**2
+    assert found.counts.tolist() == [0, 2 * unit]
+    assert found.firsts.tolist() == [[0, 0], [0.75 * unit, -0.25 * unit]]
+    assert found.seconds[1].tolist() == [0.3125 * unit, 0.0, 0.3125 * unit]  # 00, 01, 11
+
+
+def test_the_classifier_is_the_balanced_ridge_of_all_images_in_one_place():
+    parts = [images(20, 1), images(50, 2, shift=1.0), images(5, 3)]
+    first, *later = (compute_sums(z, labels, CLASSES) for z, labels in parts)
+    total = sum(later, first)
+    z, labels = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
+    counts = np.bincount(labels, minlength=CLASSES)
+    z = np.trunc(z * GRID) / GRID
+    weights = 1 / counts[labels]
+    alpha = 0.1 * (weights * (z**2).sum(axis=1)).sum() / WIDTH
+    ridge = Ridge(alpha, fit_intercept=False).fit(z, np.eye(CLASSES)[labels], weights)
+    assert solve(total, 0.1).numpy() / SHARPNESS == pytest.approx(ridge.coef_, abs=1e-5)
+
+
+def test_no_order_changes_a_bit_and_a_hospital_is_taken_away_exactly():
+    own = [sums(seed=k, count=10 + k) for k in range(4)]
+    totals = [a + b + c + d for a, b, c, d in permutations(own)]
+    assert all(equal(total, totals[0]) for total in totals)
+    assert equal(totals[0] - own[2], own[0] + own[1] + own[3])
+    assert torch.equal(solve(totals[0] - own[2], 0.1), solve(own[0] + own[1] + own[3], 0.1))
+
+
+def test_a_mask_hides_the_sums_and_comes_off_exactly():
+    own, mask = sums(), random_mask(sums())
+    masked = own + mask
+    assert equal(masked - mask, own)
+    top = (masked.seconds < 0).double().mean()  # the highest bit: without a mask rarely set
+    assert 0.2 < top < 0.8
+    assert not equal(mask, random_mask(own))
+
+
+def test_truncation_never_lengthens_a_feature_and_costs_less_than_a_thousandth():
+    z, labels = images(200)
+    weights = torch.full((200,), 1 / 3)
+    found = compute_sums(z, labels, CLASSES, weights)
+    traces = found.seconds[:, torch.tensor([k * WIDTH - k * (k - 1) // 2 for k in range(WIDTH)])]
+    assert (traces.sum(dim=1) <= found.counts + 200).all()
+    assert traces.sum() > 0.998 * found.counts.sum()
+
+
+def test_a_longer_vector_counts_as_one_of_norm_1():
+    z, labels = images(10)
+    assert equal(compute_sums(5 * z, labels, CLASSES), compute_sums(z.double() * 9, labels, 3))
+
+
+def test_images_of_one_patient_may_share_the_weight_of_one():
+    z = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
+    found = compute_sums(z, torch.zeros(4, dtype=torch.int64), 1, torch.full((4,), 0.25))
+    one = compute_sums(z[:1], torch.zeros(1, dtype=torch.int64), 1)
+    assert equal(found, one)
+
+
+def test_hospitals_that_weigh_alike_have_the_total_of_their_means():
+    small, large = (sums(n, 1) * round(ALIKE / n) for n in (10, 1000))
+    assert (small.counts.sum() / large.counts.sum()).item() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_class_that_nobody_has_gets_no_score():
+    z, labels = images(20)
+    head = solve(compute_sums(z, labels, CLASSES + 1), 0.1)
+    assert not head[CLASSES].any()
+    assert head[:CLASSES].any(dim=1).all()
+
+
+def test_a_projection_keeps_lengths_on_average_and_its_classifier_works_on_features():
+    z, _ = images(2000)
+    projected = project(z, 4, np.random.default_rng(7))
+    assert projected.shape == (2000, 4)
+    assert projected.norm(dim=1).max() <= 1 + 1e-12
+    head = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(0))
+    lifted = lift(head, WIDTH, np.random.default_rng(7))
+    short = 0.3 * z  # nothing is shortened
+    expected = project(short, 4, np.random.default_rng(7)) @ head.double().T
+    assert (short.double() @ lifted.double().T).numpy() == pytest.approx(expected, abs=1e-5)
+    whole = project(z, 0, np.random.default_rng(7))
+    assert whole.numpy() == pytest.approx(z.double().numpy(), abs=1e-6)
+
+
+def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
+    drawn = random_noise(
+        compute_sums(torch.zeros(0, 40), torch.zeros(0), 3), 2.0, np.random.default_rng(0)
+    )
+    for name, tensor in vars(drawn).items():
+        if tensor.numel() > 100:
+            scaled = tensor.double() / GRID**2 * SHARES[name]
+            assert scaled.std().item() == pytest.approx(2.0, rel=0.15)
+    z, labels = images(9)
+    patient = compute_sums(z, labels, CLASSES, torch.full((9,), 1 / 9))
+    length = sum(
+        (SHARES[n] * t.double() / GRID**2).square().sum() for n, t in vars(patient).items()
+    )
+    assert length.sqrt() <= 1
+
+
+def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
+    total = sums() + random_noise(sums(), 5.0, np.random.default_rng(0))
+    assert solve(total, 0.1).isfinite().all()
+
+
+def test_own_sums_count_more_where_the_others_have_other_classes():
+    """Others give each class the features of another one; validation notices."""
+    z, labels = images(120, 5)
+    own = Images(z, labels, np.arange(120) // 2, CLASSES)
+    rng = np.random.default_rng(0)
+    others = compute_sums(z, (labels + 1) % CLASSES, CLASSES) * 3
+    assert choose(others, own, (0.1,), (0, 10), rng) == (0.1, 10)
+    assert choose(own.sums(), own, (0.1,), (0, 10), rng) == (0.1, 0)
+
+
+def test_the_choice_never_sees_a_patient_in_both_parts():
+    """Each patient has a direction of features: a fit without it has no sum there."""
+    rng = np.random.default_rng(0)
+    patients = np.repeat(np.arange(40), 5)
+    z = torch.eye(40)[patients]
+    labels = torch.from_numpy(rng.integers(2, size=40)[patients])
+    seen = []
+
+    class Spied(Images):
+        def sums(self, chosen=None):
+            seen.append(self.patients[chosen.numpy()])
+            return super().sums(chosen)
+
+    own = Spied(z, labels, patients, 2)
+    choose(compute_sums(z[:0], labels[:0], 2), own, (0.1, 1.0), (0,), rng)
+    assert len(seen) == 5
+    assert all({*np.bincount(each, minlength=40)} == {0, 5} for each in seen)
+    assert np.bincount(np.concatenate(seen)).tolist() == [20] * 40  # in four of five fits
