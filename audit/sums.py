@@ -1,0 +1,168 @@
+"""Membership attacks on sums of features: did a hospital add an image?
+
+The attacker sees the hospital's own sums (learning/sums.py), which masks hide from everybody: this
+is the worst case. With the sums n_c, s_c and G_c of class c, an image with features z gets a score
+by
+
+- difference: the attacker knows the images of all other patients. What remains of the sums is the
+  part s, G of one patient, with the noise. The score is a² s · z + b² zᵀ G z, where noise has the
+  deviations 1/a and 1/b. Others are scored against the part of the same patient;
+- span: minus the squared distance of z to the first n_c eigenvectors of G_c. The features of a
+  class with fewer than d images are in this span;
+- likelihood: the log-likelihood of a normal distribution with the class's mean and covariance.
+
+Each attack compares training images with held-out images of the same classes (`contrast`).
+
+Shapes: `N` images, `d` features, `K` classes.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audit.membership import Scores, contrast
+from audit.report import Report
+
+MOST = 500  # patients in the attack by difference
+SHRINKAGE = 0.1  # of a covariance to its mean variance
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Features of images.
+
+    Attributes:
+        values: z, double [N, d].
+        labels: Classes, int64 [N].
+        patients: Patients, int64 [N].
+        weights: Weights in the sums, double [N].
+    """
+
+    values: Tensor
+    labels: Tensor
+    patients: Tensor
+    weights: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> "Features":
+        return Features(*(each[chosen] for each in vars(self).values()))
+
+    def of(self, label: int) -> Tensor:
+        """The features of a class."""
+        return self.values[self.labels == label]
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums of features by class.
+
+    Attributes:
+        counts: double [K].
+        firsts: double [K, d].
+        seconds: double [K, d, d].
+    """
+
+    counts: Tensor
+    firsts: Tensor
+    seconds: Tensor
+
+
+def audit_sums(
+    sent: Moments,
+    noise: Moments,
+    members: Features,
+    others: Features,
+    limit: float,
+    rng: np.random.Generator,
+    scales: tuple[float, float] = (1.0, 1.0),
+) -> Report:
+    """Attack sums before they leave.
+
+    Args:
+        sent: The sums that would leave, with noise.
+        noise: Their noise.
+        members: The training images of the classes that add their sums.
+        others: Held-out images.
+        limit: The most that may leak.
+        rng: Decides on the patients of the attack by difference.
+        scales: a and b of the attack by difference.
+
+    Returns:
+        The leaks of all attacks. The evidence has `limit` and each attack by its name. An attack is
+        missing if no class has two members and a held-out image.
+    """
+    pairs = {
+        "difference": _by_difference(noise, members, others, rng, scales),
+        "span": _by_class(_span, sent, members, others),
+        "likelihood": _by_class(_likelihood, sent, members, others),
+    }
+    found = {
+        name: contrast(*pair) for name, pair in pairs.items() if len(pair[0]) > 1 and len(pair[1])
+    }
+    evidence = {name: asdict(each) for name, each in found.items()}
+    leaks = tuple(each.leak() for each in found.values())
+    return Report(leaks=leaks, evidence={"limit": limit, **evidence})
+
+
+def _by_difference(
+    noise: Moments,
+    members: Features,
+    others: Features,
+    rng: np.random.Generator,
+    scales: tuple[float, float],
+) -> tuple[Scores, Scores]:
+    """Scores of an image of each of some patients, and of as many held-out images."""
+    first, second = (scale**2 for scale in scales)
+    found: list[tuple[float, float]] = []
+    for patient in rng.permutation(members.patients.unique().numpy())[:MOST].tolist():
+        own = members.patients == patient
+        z, weights, labels = members.values[own], members.weights[own], members.labels[own]
+        chosen = int(labels[rng.integers(len(labels))])
+        outside = others.of(chosen)
+        if not len(outside):
+            continue
+        mine, weight = z[labels == chosen], weights[labels == chosen]
+        tried = torch.stack([mine[0], outside[int(rng.integers(len(outside)))]])
+        alike = tried @ mine.T  # [2, images]
+        in_noise = torch.einsum("td,de,te->t", tried, noise.seconds[chosen], tried)
+        scores = first * (alike @ weight + tried @ noise.firsts[chosen])
+        scores += second * (alike.square() @ weight + in_noise)
+        found.append((scores[0].item(), scores[1].item()))
+    own_scores, other_scores = np.array(found).reshape(-1, 2).T
+    return own_scores, other_scores
+
+
+def _by_class(
+    score: Callable[[Moments, int, Tensor], Tensor],
+    sent: Moments,
+    members: Features,
+    others: Features,
+) -> tuple[Scores, Scores]:
+    """Scores of all members and others whose class has both."""
+    own, foreign = [np.empty(0)], [np.empty(0)]
+    for label in members.labels.unique().tolist():
+        if len(outside := others.of(label)):
+            own.append(score(sent, label, members.of(label)).numpy())
+            foreign.append(score(sent, label, outside).numpy())
+    return np.concatenate(own), np.concatenate(foreign)
+
+
+def _span(sent: Moments, label: int, z: Tensor) -> Tensor:
+    """Scores [n] of features [n, d]: minus the squared distance to the span."""
+    vectors = torch.linalg.eigh(sent.seconds[label])[1]  # eigenvalues rise
+    most = min(max(round(sent.counts[label].item()), 1), z.shape[1])
+    inside = z @ vectors[:, -most:]
+    return torch.sub(inside.square().sum(dim=1), z.square().sum(dim=1))
+
+
+def _likelihood(sent: Moments, label: int, z: Tensor) -> Tensor:
+    """Scores [n] of features [n, d]: log-densities, but for a constant of all classes."""
+    count = sent.counts[label].clamp_min(1)
+    mean = sent.firsts[label] / count
+    values, vectors = torch.linalg.eigh(sent.seconds[label] / count - mean.outer(mean))
+    values = values.clamp_min(0)
+    values = (1 - SHRINKAGE) * values + SHRINKAGE * values.mean().clamp_min(1e-12)
+    off = (z - mean) @ vectors
+    return torch.sub(-(off.square() / values).sum(dim=1), values.log().sum()) / 2

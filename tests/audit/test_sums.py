@@ -1,0 +1,88 @@
+"""Attacks on sums of features, where an answer is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from audit.sums import Features, Moments, audit_sums
+
+WIDTH, CHANCE = 12, pytest.approx(0.5, abs=0.1)
+
+
+def features(count, seed, patients=None):
+    """Random features of norm 1 of two classes; members and others have the same distribution."""
+    rng = np.random.default_rng(seed)
+    z = rng.standard_normal((count, WIDTH))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    owners = np.arange(count) if patients is None else patients
+    labels = np.arange(count) % 2
+    tensors = (torch.from_numpy(each) for each in (z, labels, owners, np.ones(count)))
+    return Features(*tensors)
+
+
+def moments(images, noise=0.0, seed=0):
+    """The sums of images, and their noise."""
+    rng = np.random.default_rng(seed)
+    parts = [images.of(c) for c in (0, 1)]
+    exact = (
+        torch.tensor([float(len(z)) for z in parts]),
+        torch.stack([z.sum(dim=0) for z in parts]),
+        torch.stack([z.T @ z for z in parts]),
+    )
+    drawn = [noise * torch.from_numpy(rng.standard_normal(each.shape)) for each in exact]
+    drawn[2] = drawn[2].triu() + drawn[2].triu(1).transpose(1, 2)
+    return Moments(*(a + b for a, b in zip(exact, drawn, strict=True))), Moments(*drawn)
+
+
+def attack(sums, members, others):
+    """The AUC of each attack."""
+    sent, noise = sums
+    report = audit_sums(sent, noise, members, others, 1.0, np.random.default_rng(0))
+    return {
+        name: found["attack"]["auc"]["value"]
+        for name, found in report.evidence.items()
+        if name != "limit"
+    }
+
+
+def attack_many(count, others, noise=0.0):
+    members = features(count, 1)
+    return attack(moments(members, noise), members, features(others, 2))
+
+
+def test_few_exact_sums_reveal_every_image():
+    """Ten images of a class span fewer than twelve dimensions."""
+    found = attack_many(20, 60)
+    assert found["difference"] == found["span"] == 1
+    assert found["likelihood"] > 0.7
+
+
+def test_many_exact_sums_hide_all_but_the_difference():
+    found = attack_many(4000, 1000)
+    assert found["difference"] == 1
+    assert found["span"] == CHANCE
+    assert found["likelihood"] == CHANCE
+
+
+def test_noise_hides_the_difference_too():
+    weak, strong = (attack_many(400, 400, noise) for noise in (0.3, 20.0))
+    assert weak["difference"] > 0.7
+    assert strong["difference"] == CHANCE
+    assert strong["span"] == CHANCE
+
+
+def test_sums_of_other_images_reveal_nothing():
+    """The control: neither kind of image is in the sums."""
+    found = attack(moments(features(200, 3)), features(200, 1), features(200, 2))
+    assert found["span"] == CHANCE
+    assert found["likelihood"] == CHANCE
+
+
+def test_a_class_without_held_out_images_is_not_attacked():
+    members, others = features(20, 1), features(2, 2)
+    sent, noise = moments(members)
+    one, none = (Features(*(each[:n] for each in vars(others).values())) for n in (1, 0))
+    report = audit_sums(sent, noise, members, one, 1.0, np.random.default_rng(0))
+    assert report.evidence["span"]["attack"]["members"] == 10
+    report = audit_sums(sent, noise, members, none, 1.0, np.random.default_rng(0))
+    assert report.evidence == {"limit": 1.0}
