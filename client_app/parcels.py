@@ -7,6 +7,7 @@ by hash, so that each is sent to a hospital once.
 
 from collections.abc import Mapping
 
+import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
@@ -24,9 +25,10 @@ from learning.packing import (
     unpack_network,
 )
 from learning.samples import Samples
-from strategies.protocol.archive import ArchiveError
+from strategies.protocol.archive import ArchiveError, values_of
 from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays, restore_encoder
 from strategies.protocol.records import ParcelError
+from strategies.protocol.sums import check_sums
 
 
 def unpack(
@@ -61,6 +63,9 @@ def unpack(
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         memory = opened.array_records.get("memory")
         carried = unpack_memory(memory, label.lineage, hospital.device) if memory else {}
+        if (sums := opened.array_records.get("sums")) is not None:
+            check_sums(sums, len(label.classes))
+            carried = {name: torch.from_numpy(values_of(array)) for name, array in sums.items()}
         return network, label, carried
 
 

@@ -18,12 +18,14 @@ from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.release.details import Details
 from client_app.release.disclosure import Disclosure, Noised, open_disclosure
 from client_app.release.embeddings.sample import pack_embeddings
+from client_app.release.sums.ring import visit_ring
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Learner, Received
 from learning.learners.prototypes import FedSpace, rotating
+from learning.learners.sums import Sums
 from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
@@ -48,7 +50,10 @@ def train_here(message: Message, context: Context) -> Message:
             about training members.
         DataError: The task has too few images here.
     """
-    visit = Visit(Request.open(message, context, Clock(message.metadata.ttl)))
+    request = Request.open(message, context, Clock(message.metadata.ttl))
+    if issubclass(request.learner, Sums):
+        return visit_ring(request)
+    visit = Visit(request)
     metrics = visit.train()
     visit.attack()
     told = visit.tell(metrics)

@@ -17,6 +17,7 @@ from strategies.on_features import check_on_features
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.rwt import RWT
 from strategies.standalone import Standalone
+from strategies.sums import Sums
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "centralized": Centralized,
@@ -32,6 +33,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "fil-ver": FilVer,
     "rwt": RWT,
     "standalone": Standalone,
+    "sums": Sums,
 }
 
 

@@ -56,7 +56,8 @@ NETWORKS = {"fil-ver": "vee", "fedspace": "rotation-mlp"}  # of methods that nee
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The default settings, but for `sealed`, which needs keys, and for some methods the network.
+    """The default settings, but for `sealed`, which needs keys, and for what some methods need:
+    the network, or `train.freeze`.
 
     Nothing is done twice (`baseline`) or elsewhere (`workers`), and a hospital of few images has
     all classes (`partition-alpha`).
@@ -68,6 +69,8 @@ def run_config(**overrides: Any) -> dict[str, Any]:
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
     network = NETWORKS.get(overrides.get("strategy", ""), flat["model"])
     own = {"sealed": False, "workers": 0, "baseline": "", "partition-alpha": 0.5, "model": network}
+    if overrides.get("strategy") == "sums":
+        own["train.freeze"] = "body"
     return {**flat, **own, **changes}
 
 

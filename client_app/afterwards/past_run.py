@@ -24,6 +24,7 @@ from client_app.authority.ledger import Line, path_of, read
 from client_app.authority.ledger_index import BrokenLedger
 from client_app.authority.policy import DEFAULTS
 from client_app.release.model_attack import FILE
+from client_app.release.sums.own import FILE as SUMS
 from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import ModelError
@@ -43,7 +44,7 @@ class _Success(TypedDict, total=False):
     accuracy: Estimate
 
 
-class _ByLoss(TypedDict):
+class _Contrast(TypedDict):
     attack: _Success
 
 
@@ -55,10 +56,21 @@ _Attack = TypedDict(
         "round": int,
         "leak": Estimate,
         "able": bool,
-        "by-loss": _ByLoss,
+        "by-loss": _Contrast,
         "by-network": NotRequired[_Success],
     },
 )
+
+
+class _SentSums(TypedDict):
+    task: int
+    classes: int
+    features: int
+    epsilon: float
+    limit: float
+    difference: NotRequired[_Contrast]
+    span: NotRequired[_Contrast]
+    likelihood: NotRequired[_Contrast]
 
 
 class OwnBuffer(NamedTuple):
@@ -304,6 +316,15 @@ class PastRun:
                     found = from_json(line, _Attack)
                     newest[found["lineage"]] = found
         return [*newest.values()]
+
+    def sent_sums(self) -> list[_SentSums]:
+        """The sums of features of each task that left, with the attacks on them."""
+        found: list[_SentSums] = []
+        with suppress(OSError, FileError):
+            for line in read_text(self.folder / "runs" / self.run / SUMS).splitlines():
+                with suppress(ShapeError):  # half a line, after a crash
+                    found.append(from_json(line, _SentSums))
+        return found
 
     @property
     def failures(self) -> Counter[tuple[str, str]]:

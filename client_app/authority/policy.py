@@ -36,6 +36,7 @@ from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
+from strategies.protocol.sums import SumsSettings
 from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
@@ -211,6 +212,23 @@ class EmbeddingRules(Rules):
 
 
 @declare
+class SumRules(Rules):
+    """The table `sums`."""
+
+    table = "sums"
+    allow: bool
+    min_class_patients: OneOrMore
+    min_hospitals: TwoOrMore
+    max_membership: Share
+
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """The rulings on a run with sums of features."""
+        asked = "sums in a sealed run" if settings.sealed else "sums in an open run"
+        allowed = "sums in a sealed run" if self.allow else "no sums of features"
+        yield Ruling("sums.allow", allowed, asked, self.allow and settings.sealed)
+
+
+@declare
 class PrivacyRules(Rules):
     """The table `privacy`."""
 
@@ -222,6 +240,7 @@ class PrivacyRules(Rules):
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on a run; the account adds the ε spent before."""
         settings, gan = strategy.settings, strategy.settings.gan
+        sums = settings.section("sums", SumsSettings)
         guaranteed = gan.method == "dp-mean-embedding"
         trained = settings.train.dp.noise_multiplier > 0
         if "training" in self.require:
@@ -232,17 +251,21 @@ class PrivacyRules(Rules):
             yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
         if "sums" in self.require:
             learners = {kind.learner for kind in strategy.kinds()}
-            allowed, asked = f"none of {', '.join(sorted(WITH_SUMS))}", ", ".join(sorted(learners))
-            yield Ruling("privacy.require", allowed, asked, not learners & WITH_SUMS)
-        deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
-        largest = self.ruling("max-epsilon", gan.epsilon)
+            exact = WITH_SUMS if sums.epsilon else {*WITH_SUMS, "sums"}
+            allowed, asked = f"none of {', '.join(sorted(exact))}", ", ".join(sorted(learners))
+            yield Ruling("privacy.require", allowed, asked, not learners & exact)
+        guarantees = [(gan.epsilon, gan.delta)] * guaranteed
+        if settings.strategy == "sums" and sums.epsilon:
+            guarantees.append((sums.epsilon, sums.delta))
+        deltas = [delta for _, delta in guarantees] + [settings.train.dp.delta] * trained
+        largest = self.ruling("max-epsilon", max((each for each, _ in guarantees), default=0.0))
         most = self.ruling("max-delta", max(deltas, default=0))
         if not deltas:  # an ε of 0 would read as perfect privacy
             asked = "no differential privacy, no guarantee"
             yield replace(largest, asked=asked, holds=True)
             yield replace(most, asked=asked, holds=True)
             return
-        if not guaranteed:
+        if not guarantees:
             asked = "noise at every visit: the account adds up ε"
             largest = replace(largest, asked=asked, holds=True)
         yield largest
@@ -279,6 +302,7 @@ class Policy:
     models: ModelRules
     release: ReleaseRules
     embeddings: EmbeddingRules
+    sums: SumRules
     privacy: PrivacyRules
     figures: FigureRules
     machine: MachineRules
@@ -365,6 +389,8 @@ class Policy:
         yield release.ruling("min-class-training-images", check.min_class_images)
         yield release.ruling("max-membership-leak", check.max_membership)
         yield from self.privacy.judge(strategy)
+        if settings.strategy == "sums":
+            yield from self.sums.judge(settings)
         if gan.method != "stylegan2-ada":
             return
         if (averaged := gan.least_averaged) is not None:

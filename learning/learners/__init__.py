@@ -16,6 +16,7 @@ from learning.learners.oewc import OnlineEWC
 from learning.learners.plain import Learner, Plain
 from learning.learners.prototypes import FedSpace, Pass
 from learning.learners.ser import SER
+from learning.learners.sums import Sums
 from learning.learners.twf import TwF
 
 LEARNERS: dict[str, type[Learner]] = {
@@ -38,5 +39,6 @@ LEARNERS: dict[str, type[Learner]] = {
     "plain": Plain,
     "rehearsal": NaiveRehearsal,
     "ser": SER,
+    "sums": Sums,
     "twf": TwF,
 }

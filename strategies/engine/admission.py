@@ -26,6 +26,7 @@ from strategies.protocol.parcel import (
 )
 from strategies.protocol.records import ParcelError, UselessError
 from strategies.protocol.soundness import flaw_of
+from strategies.protocol.sums import HOME, check_sums
 
 AdmittedT = TypeVar("AdmittedT")
 
@@ -115,11 +116,21 @@ def admit_trained(
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
         if memory := parcel.array_records.get("memory"):
             check_memory(memory, layout)
+        _check_sums_fit(parcel, order, len(sent.classes))
         if not order.sealed:
             _check_sound(parcel, came_from)
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels
+
+
+def _check_sums_fit(parcel: RecordDict, order: Order, classes: int) -> None:
+    """Refuse a parcel without the sums that its order asks for, or with others."""
+    sums = parcel.array_records.get("sums")
+    if (sums is not None) != (order.learner == "sums" and order.leg != HOME):
+        raise ParcelError("The parcel has sums that were not ordered, or lacks ordered ones.")
+    if sums is not None and not order.sealed:
+        check_sums(sums, classes)
 
 
 def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, dict[str, float]]:

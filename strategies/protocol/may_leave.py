@@ -23,6 +23,7 @@ PARCEL_RECORDS = {
     "buffer": ArrayRecord,
     "memory": ArrayRecord,
     "embeddings": ArrayRecord,
+    "sums": ArrayRecord,
     "manifest": ConfigRecord,
 }
 ANSWERS: dict[str, dict[str, type]] = {
@@ -40,6 +41,7 @@ ANSWERS: dict[str, dict[str, type]] = {
         "model": ArrayRecord,
         "memory": ArrayRecord,
         "embeddings": ArrayRecord,  # only if the order asks for them
+        "sums": ArrayRecord,  # of features, with the learner `sums` alone
         "manifest": ConfigRecord,
         "metrics": MetricRecord,
         # The model after each epoch but the last, if the order asks for `snapshots`.
@@ -286,6 +288,7 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
     asked = {about for about in abouts if sent is None or _is_asked(about, order, sent)}
     for name, record in content.items():
         fits = type(record) is declared.get(_pattern_of(name))
+        fits &= name != "sums" or sent is None or order.get("learner") == "sums"
         if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
             raise UndeclaredError(
                 f"The record '{_quote(name)}' may not leave a hospital in answer to {verb}."

@@ -6,6 +6,7 @@ A parcel is a Flower RecordDict of
     buffer     ArrayRecord    synthetic images, as one PNG picture, and their labels
     memory     ArrayRecord    arrays that a method carries beside the model
     embeddings ArrayRecord    embeddings of the last visit's images, for the server (embeddings.py)
+    sums       ArrayRecord    sums of features of the hospitals so far, modulo 2^64 (sums.py)
     manifest   ConfigRecord   the label: `Manifest`
 
 The server relays parcels bit for bit. It checks the manifest, the hashes and the shapes, and the
@@ -96,7 +97,7 @@ class Manifest:
     def _wrong(self) -> str:
         """The first field with an impossible value; empty if there is none."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
-        entry = re.compile("(model|buffer|memory|embeddings)=[0-9a-f]{64}")
+        entry = re.compile("(model|buffer|memory|embeddings|sums)=[0-9a-f]{64}")
         hashed = {name for name, _ in _pairs(self.hashes)}
         right = {
             "lineage": is_name(self.lineage),

@@ -33,6 +33,17 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
             ]
             for each in past.attacks()
         ],
+        "sums": [
+            [
+                f"{each['classes']} classes, {each['features']} features",
+                f"ε = {each['epsilon']:g}" if each["epsilon"] else "none",
+                *(
+                    _interval(each[name]["attack"].get("auc")) if name in each else None
+                    for name in ("difference", "span", "likelihood")
+                ),
+            ]
+            for each in past.sent_sums()
+        ],
         "policy": _policy(past, policy) if past.policies else None,
     }
 

@@ -1,0 +1,159 @@
+"""A hospital's own sums of features, as they leave.
+
+The sums of a task are computed, attacked and noised once in a run, and kept in `sums/<task>` of the
+run's folder, as they leave and exact. So no later ring reveals more of them.
+
+Classes with fewer than `sums.min-class-patients` patients add nothing. With `sums.epsilon` all
+classes add, with noise: whether a class is small would reveal a patient. Then all images of a
+patient together weigh as much as one image. The noise comes from the system's entropy; in a
+simulation from the seed.
+"""
+
+import json
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audit.membership import exceeds
+from audit.sums import Features, Moments, audit_sums
+from client_app.authority.privacy_account import Account, Spent, noise_for
+from client_app.request import Request
+from learning.learners.sums import Sums as Learner
+from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
+from strategies.protocol.settings import require, rng_for
+from strategies.protocol.sums import SumsSettings
+
+FILE = "sums.jsonl"  # the sums that left, and the attacks on them, in the run's folder
+
+
+class OwnSums:
+    """The sums of a hospital's images, of all tasks so far.
+
+    Args:
+        request: The request for them.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.run, self.hospital = request, request.run, request.hospital
+        self.settings: SumsSettings = Learner.check(self.hospital.settings)
+
+    @cached_property
+    def images(self) -> Images:
+        """The training images of the task, with their weights."""
+        data, settings = self.hospital.data, self.settings
+        features = project(data.train.images.flatten(1), settings.dimensions, self._signs)
+        _, owners, images = np.unique(data.train.patients, return_inverse=True, return_counts=True)
+        weights = torch.from_numpy(1 / images[owners]) if settings.epsilon else None
+        factor = round(ALIKE / len(owners)) if settings.weights == "equal" else 1
+        labels = data.train.labels.cpu()
+        return Images(features, labels, owners, len(data.classes), weights, factor)
+
+    def release(self) -> dict[str, float]:
+        """Prepare the sums of the task, unless they are kept; the figures of this.
+
+        Raises:
+            PolicyError: They may not leave.
+            SettingsError: δ is too large for the number of patients.
+        """
+        if f"{self.request.order.task}" in self.run.names("sums"):
+            return {}
+        exact = self.images.sums()
+        sent = exact.only(self._large_classes)
+        told: dict[str, float] = {}
+        if self.settings.epsilon:
+            multiplier, told["epsilon-spent"] = self._spend()
+            sent = sent + random_noise(sent, multiplier, self._entropy())
+        if self.hospital.policy:
+            self._attack(sent, exact.only(self._large_classes))
+        kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
+        self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
+        return told
+
+    def kept(self) -> tuple[Sums, Sums]:
+        """The kept sums of all tasks so far: as they left, and exact."""
+        found = [self.run.load(f"sums/{task}") for task in self.run.names("sums")]
+        parts = [name for name in found[0] if not name.startswith("exact-")]
+        sent, exact = (
+            [Sums.of({name: each[start + name] for name in parts}) for each in found]
+            for start in ("", "exact-")
+        )
+        return sum(sent[1:], sent[0]), sum(exact[1:], exact[0])
+
+    @property
+    def _large_classes(self) -> Tensor:
+        """The classes that add their sums, bool [K]."""
+        images, policy = self.images, self.hospital.policy
+        fewest = policy.sums.min_class_patients if policy and not self.settings.epsilon else 0
+        labels = images.labels.numpy()
+        patients = [len(np.unique(images.patients[labels == c])) for c in range(images.classes)]
+        return torch.tensor(patients) >= fewest
+
+    def _attack(self, sent: Sums, exact: Sums) -> None:
+        """Attack the sums of the task, and write down the result.
+
+        Args:
+            sent: The sums that would leave.
+            exact: The same without noise.
+
+        Raises:
+            PolicyError: They reveal more of the training members than the policy allows.
+        """
+        assert self.hospital.policy
+        rules, images = self.hospital.policy.sums, self.images
+        added = self._large_classes[images.labels]
+        weights = torch.ones(len(added)) if images.weights is None else images.weights
+        owners, test = torch.from_numpy(images.patients), self.hospital.data.test
+        held_out = project(test.images.flatten(1), self.settings.dimensions, self._signs)
+        few = torch.zeros(len(test), dtype=torch.int64)
+        with self.request.clock.measure("evaluate"):
+            report = audit_sums(
+                self._moments(sent),
+                self._moments(sent - exact),
+                Features(images.features, images.labels, owners, weights.double())[added],
+                Features(held_out, test.labels.cpu(), few, few.double()),
+                rules.max_membership,
+                rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
+                (SHARES["firsts"], SHARES["seconds"]),
+            )
+        noted = {
+            "task": self.request.order.task,
+            "classes": int(self._large_classes.sum()),
+            "features": images.features.shape[1],
+            "epsilon": self.settings.epsilon,
+            **report.evidence,
+        }
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        with (self.run.folder / FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(noted) + "\n")
+        for leak in report.leaks:
+            high = leak.high if exceeds(leak, rules.max_membership) else 0.0
+            rules.uphold("max-membership", high)
+
+    def _moments(self, sums: Sums) -> Moments:
+        """Sums as an attack sees them, in images."""
+        unit = GRID**2 * self.images.factor
+        counts, firsts, seconds = (each.double() / unit for each in vars(sums).values())
+        return Moments(counts, firsts, unfold(seconds))
+
+    @property
+    def _signs(self) -> np.random.Generator:
+        return rng_for(self.hospital.settings.seed, "projection")
+
+    def _spend(self) -> tuple[float, float]:
+        """Note the noised sums in the privacy account: their noise, and ε of all releases."""
+        epsilon, delta, policy = self.settings.epsilon, self.settings.delta, self.hospital.policy
+        allowed = "below one over the number of patients (or images) that a hospital trains on"
+        require(delta * (self.images.patients.max() + 1) < 1, "sums.delta", delta, allowed)
+        order, multiplier = self.request.order, noise_for(epsilon, delta)
+        folder = self.hospital.store.folder if policy else self.run.folder
+        spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
+        account = Account(folder / "privacy.jsonl")
+        return multiplier, account.spend(spent, delta, policy.privacy if policy else None)
+
+    def _entropy(self) -> np.random.Generator:
+        if self.hospital.policy:
+            return np.random.default_rng()
+        seed, task = self.hospital.settings.seed, self.request.order.task
+        return rng_for(seed, "sums", task, hospital=self.hospital.name)

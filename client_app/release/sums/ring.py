@@ -1,0 +1,166 @@
+"""A hospital's visits of a ring (strategies/sums.py): it adds its sums, and solves for classifiers.
+
+The first hospital adds a mask, and keeps it in `masks/<round>` of the run's folder. It takes the
+mask off once, if `sums.min-hospitals` or more have added their sums. Each hospital sees a masked
+sum of those before it, and then the totals:
+
+- Two hospitals that tell one another what they saw learn the sum of those between them.
+- The server sees nothing of sealed parcels. With one hospital that opens them for it, it sees all
+  of them, and so the sums of each hospital but the first. In an open run it needs no such hospital:
+  a policy refuses sums there.
+- Two rings that differ in one hospital reveal its sums to all who get both totals. Noise
+  (`sums.epsilon`) is the remedy.
+"""
+
+from dataclasses import replace
+
+import torch
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from torch import Tensor, nn
+
+from client_app.afterwards.home import keep_own
+from client_app.parcels import pack, unpack
+from client_app.release.details import Details
+from client_app.release.disclosure import open_disclosure
+from client_app.release.sums.own import OwnSums
+from client_app.request import Request
+from client_app.run import Kept, count_visit
+from learning.models.taps import last_layer
+from learning.packing import pack_network
+from learning.sums import KAPPAS, RIDGES, Sums, choose, lift, random_mask, solve
+from strategies.protocol.parcel import Manifest, parcel_in
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import rng_for
+from strategies.protocol.sums import ADD, CLOSE, HOME, ring_of
+
+MOST = 2**60  # a larger total still has a mask
+
+
+def visit_ring(request: Request) -> Message:
+    """Do the leg of a ring that the order asks for.
+
+    Raises:
+        ParcelError: The parcel is of no ring, or of another one.
+        PolicyError: The sums may not leave, or the ring has too few hospitals.
+        SettingsError: δ is too large for the number of patients.
+    """
+    if policy := request.hospital.policy:
+        count_visit(request.run, policy.runs.max_visits)
+    visit = RingVisit(request)
+    legs = {ADD: visit.add, CLOSE: visit.close, HOME: visit.solve_at_home}
+    with request.clock.measure("train"):
+        told = legs[request.order.leg]()
+    weight = visit.disclosure.weight(len(request.hospital.data.train))
+    return request.answer({**told, "num-examples": weight}, visit.pack())
+
+
+class RingVisit:
+    """A visit of a ring.
+
+    Args:
+        request: The request.
+
+    Attributes:
+        disclosure: The disclosure for the order.
+        own: The hospital's own sums.
+        network: The network; its weights are 0 unless a leg gives it a classifier that may leave.
+        label: The label of the parcel that leaves.
+        sums: The sums that arrived, and then those that leave; None = none.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.run, self.own = request, request.run, OwnSums(request)
+        self.disclosure = open_disclosure(request)
+        self.network, before, carried = unpack(request, parcel_in(request.message.content))
+        self.visited, self.begins = before.visited, before.round < request.order.round
+        self.label = before.advance(request.order)
+        self.sums = None if self.begins or not carried else Sums(**carried)
+        self._set(None)
+
+    def add(self) -> dict[str, float]:
+        """Add the hospital's own sums to those that arrived, or to a new mask."""
+        told = self.own.release()
+        sent, exact = self.own.kept()
+        if self.begins:
+            self.sums = random_mask(sent)
+            self.run.save(self._mask, self.sums.arrays())
+        self.sums = self._arrived(sent) + sent
+        if self.request.order.round == 1:
+            self._keep_alone(exact)
+        return told
+
+    def close(self) -> dict[str, float]:
+        """Take the mask off the totals; the network becomes their classifier."""
+        ring = ring_of(self.visited, self.request.hospital.name)
+        if policy := self.request.hospital.policy:
+            policy.sums.uphold("min-hospitals", len(ring))
+        if not (mask := self.run.load(self._mask)):
+            raise ParcelError("The mask of this ring came off before.")
+        sent, _ = self.own.kept()
+        total = self._arrived(sent) - Sums.of(mask)
+        if any((each.abs() >= MOST).any() for each in vars(total).values()):
+            raise ParcelError("The sums of this ring do not have its mask.")
+        self.run.discard(self._mask)
+        ridge, _ = self._choose(total - sent, [0])
+        self._set(solve(total, ridge))
+        self.sums = total
+        return {}
+
+    def solve_at_home(self) -> dict[str, float]:
+        """Keep the classifier with own sums counted 1 + κ times; nothing leaves."""
+        *visited, first = self.visited
+        if self.request.hospital.name not in ring_of(visited, first):
+            raise ParcelError("This hospital's sums are not in this ring.")
+        sent, exact = self.own.kept()
+        others = self._arrived(sent) - sent
+        kappa = self.own.settings.kappa
+        ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa])
+        self._set(solve(others + exact * (1 + kappa), ridge))
+        state = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
+        Kept(self.run, "local").save(self.request.visit, state)
+        self._set(None)
+        self.sums = None
+        return {}
+
+    def pack(self) -> RecordDict:
+        """The parcel that leaves."""
+        arrays = self.sums.arrays() if self.sums else {}
+        record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
+        return pack(self.request, self.network, self.label, {"sums": record} if arrays else {})
+
+    @property
+    def _mask(self) -> str:
+        return f"masks/{self.request.order.round}"
+
+    def _arrived(self, like: Sums) -> Sums:
+        """The sums of this round's ring, in the shapes of `like`."""
+        if self.sums is None or self.sums.firsts.shape != like.firsts.shape:
+            raise ParcelError(f"The parcel has no sums of {like.firsts.shape[1]} features.")
+        return self.sums
+
+    def _choose(self, others: Sums, kappas: list[int] | tuple[int, ...]) -> tuple[float, int]:
+        settings, hospital = self.own.settings, self.request.hospital
+        rng = rng_for(hospital.settings.seed, "folds", hospital=hospital.name)
+        ridges = [settings.ridge] if settings.ridge else RIDGES
+        return choose(others, self.own.images, ridges, kappas, rng)
+
+    def _set(self, head: Tensor | None) -> None:
+        """Give the network a classifier [K, d']; None = weights of 0."""
+        layer, seed = last_layer(self.network), self.request.hospital.settings.seed
+        with torch.no_grad():
+            nn.init.zeros_(layer.bias)
+            nn.init.zeros_(layer.weight)
+            if head is not None:
+                layer.weight += lift(head, layer.in_features, rng_for(seed, "projection"))
+
+    def _keep_alone(self, exact: Sums) -> None:
+        """Keep the classifier of the hospital's own sums, for comparison."""
+        ridge, _ = self._choose(exact * 0, [0])
+        self._set(solve(exact, ridge))
+        name = self.request.hospital.name
+        alone = Manifest(name, self.label.architecture, self.label.classes)
+        alone = replace(alone, round=1, hop=self.label.hop, epochs=1, visited=[name])
+        alone = Manifest.read(pack_network(self.network, alone))
+        Details(self.disclosure).keep_alone(self.network, alone)
+        keep_own(self.disclosure, self.network, alone)
+        self._set(None)

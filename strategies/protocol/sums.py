@@ -1,0 +1,70 @@
+"""Sums of features that go round the hospitals (strategies/sums.py): a record of a parcel.
+
+Its arrays are int64, modulo 2^64 (learning/sums.py): `counts` [K], `firsts` [K, d] and `seconds`
+[K, d (d + 1) / 2], with K classes and d features.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from flwr.app import ArrayRecord
+
+from strategies.protocol.declared import Amount, Count, Probability, between, declare
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import require
+
+WIDEST = 4096  # features
+ADD, CLOSE, HOME = 1, 2, 3  # the legs of a ring, as `Order.leg`
+
+
+@declare
+class SumsSettings:
+    """The keys `sums.*`."""
+
+    weights: Literal["images", "equal"]
+    ridge: Amount  # λ; 0 = by validation
+    kappa: Annotated[int, between(-1, 1000)]  # κ; -1 = by validation
+    dimensions: Annotated[Count, between(0, WIDEST)]  # d'
+    epsilon: Amount
+    delta: Probability
+
+    def __post_init__(self) -> None:
+        noised = self.epsilon > 0
+        because = "with a sums.epsilon above 0: the choice would reveal images"
+        require(not noised or self.weights == "images", "sums.weights", self.weights, "images")
+        require(not noised or self.ridge > 0, "sums.ridge", self.ridge, f"above 0 {because}")
+
+
+def check_sums(record: ArrayRecord, classes: int) -> None:
+    """Refuse a record that is not sums of features of some classes.
+
+    Args:
+        record: A record that has passed `check_arrays`.
+        classes: The number of classes, K.
+
+    Raises:
+        ParcelError: The record is something else.
+    """
+    found = {name: tuple(array.shape) for name, array in record.items()}
+    width = found.get("firsts", (0, 0))[-1:]
+    d = width[0] if width else 0
+    wanted = {"counts": (classes,), "firsts": (classes, d), "seconds": (classes, d * (d + 1) // 2)}
+    if found != wanted or {array.dtype for array in record.values()} != {"int64"}:
+        raise ParcelError(f"Sums must be int64 {wanted}; there are {found!s:.200}.")
+    if not 0 < d <= WIDEST:
+        raise ParcelError(f"Sums have {d} features; they must have 1 to {WIDEST}.")
+
+
+def ring_of(visited: Sequence[str], first: str) -> list[str]:
+    """The hospitals of the newest ring that a hospital has begun, in order.
+
+    Args:
+        visited: The visits of a parcel that has not returned to the first hospital.
+        first: The first hospital.
+
+    Raises:
+        ParcelError: This hospital has begun no ring.
+    """
+    if first not in visited:
+        raise ParcelError(f"'{first}' has begun no ring of sums.")
+    return [*visited[len(visited) - 1 - visited[::-1].index(first) :]]

@@ -1,0 +1,327 @@
+"""Rings of sums of features at real hospitals: totals, classifiers, and what stays at home."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.report.privacy import describe
+from client_app.datasets import open_data
+from client_app.store import Store
+from learning.sums import RIDGES, Images, Sums, compute_sums, solve
+from strategies.engine.strategy import RunError
+from strategies.protocol.parcel import check_parcel
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.sums import check_sums, ring_of
+from strategies.registry import strategy_of
+from tests import test_sealed_federation as sealing
+from tests.fakes import context, deployment, failing, parcels_of, run_config
+from tests.test_federation import figures, models
+
+CHOSEN = {
+    "strategy": "sums",
+    "train__freeze": "body",
+    "model": "mlp",
+    "mlp__hidden": "16",
+    "num_server_rounds": 1,
+    "sums__ridge": 0.01,
+    "sums__weights": "images",
+    "feder__buffer_size": 0,
+}
+NAMES = [f"hospital-{k}" for k in range(3)]
+
+
+def federate(tmp_path, failing_at=(), **changes):
+    """Three simulated hospitals; those of `failing_at` fail at each visit."""
+    from client_app.app import app
+    from tests.fakes import FakeGrid, Ledger, go
+
+    config = run_config(**{**CHOSEN, **changes})
+
+    def hospital(index):
+        place = context(index, 3, config, **{"store-dir": str(tmp_path)})
+
+        def answer(message):
+            if message.metadata.message_type == "train" and index in failing_at:
+                return failing(message)
+            return app(message, place)
+
+        return answer
+
+    ledger, grid = Ledger(), FakeGrid({100 + index: hospital(index) for index in range(3)})
+    return go(Settings.parse(config), grid, ledger), ledger, grid
+
+
+def total(state):
+    (parcel,) = parcels_of(state).values()
+    return Sums.of({name: each.numpy() for name, each in parcel.array_records["sums"].items()})
+
+
+def own(tmp_path, index, **changes):
+    """The sums of a hospital's images, from its data."""
+    data = open_data(Settings.parse(run_config(**{**CHOSEN, **changes})), index, 3, store=tmp_path)
+    return compute_sums(data.train.images.flatten(1), data.train.labels, len(data.classes))
+
+
+def equal(one, other):
+    return all(torch.equal(vars(one)[name], vars(other)[name]) for name in vars(one))
+
+
+def test_a_ring_has_the_sums_of_all_hospitals_and_their_classifier(tmp_path):
+    state, ledger, _ = federate(tmp_path)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    first, *others = (own(tmp_path, k) for k in range(3))
+    assert equal(total(state), sum(others, first))
+    ((lineage, arrays),) = models(state).items()
+    assert lineage == "hospital-0"
+    assert np.array_equal(arrays["1.weight"], solve(total(state), 0.01).numpy())
+    assert not arrays["1.bias"].any()
+    (parcel,) = parcels_of(state).values()
+    assert check_parcel(parcel).visited == [*NAMES, "hospital-0"]
+    assert {e.metrics["accuracy"] > 0.5 for e in ledger.of("evaluate")} == {True}
+
+
+def test_each_parcel_on_its_way_has_the_mask_of_the_first_hospital(tmp_path):
+    _, _, grid = federate(tmp_path, sums__kappa=0)
+    sent = [m.content for m in grid.sent if m.metadata.message_type == "train"]
+    sums = [content.array_records.get("sums") for content in sent]
+    assert [record is None for record in sums] == [True, False, False, False]
+    for record in sums[1:]:
+        top = (record["seconds"].numpy() < 0).mean()  # the highest bit
+        assert 0.4 < top < 0.6
+
+
+def test_a_hospital_that_leaves_is_missing_from_the_next_totals_bit_for_bit(tmp_path):
+    """Two runs: with and without the second hospital's visits."""
+    everyone, _, _ = federate(tmp_path / "all")
+    without, ledger, _ = federate(tmp_path / "two", failing_at={1})
+    assert equal(total(without), total(everyone) - own(tmp_path / "all", 1))
+    failed = {(e.hospital, e.verb) for e in ledger.events if e.outcome != "ok"}
+    assert failed == {("hospital-1", "train")}
+
+
+def test_a_ring_without_its_first_hospital_begins_at_the_next_one(tmp_path):
+    state, _, _ = federate(tmp_path, failing_at={0})
+    assert equal(total(state), own(tmp_path, 1) + own(tmp_path, 2))
+
+
+def test_the_classifier_for_home_counts_own_sums_more_and_stays(tmp_path):
+    kappa = 10
+    state, ledger, _ = federate(tmp_path, sums__kappa=kappa)
+    everywhere, _, _ = federate(tmp_path / "0", sums__kappa=0)
+    assert np.array_equal(
+        models(state)["hospital-0"]["1.weight"], models(everywhere)["hospital-0"]["1.weight"]
+    )
+    for k, name in enumerate(NAMES):
+        (folder,) = (tmp_path / name / "runs").iterdir()
+        (kept,) = (folder / "local").iterdir()
+        head = Store(folder).load(f"local/{kept.stem}")["1.weight"]
+        expected = solve(total(state) + own(tmp_path, k) * kappa, 0.01)
+        assert np.array_equal(head, expected.numpy())
+    # The figures are those of the classifiers for home.
+    assert figures(ledger) != figures(federate(tmp_path / "1", sums__kappa=0)[1])
+
+
+def test_lambda_and_kappa_are_chosen_at_the_hospital(tmp_path, monkeypatch):
+    seen = []
+
+    def choose(others, images, ridges, kappas, rng):
+        seen.append((images, tuple(ridges), tuple(kappas)))
+        return ridges[0], kappas[-1]
+
+    monkeypatch.setattr("client_app.release.sums.ring.choose", choose)
+    federate(tmp_path, sums__ridge=0.0, sums__kappa=-1)
+    assert {ridges for _, ridges, _ in seen} == {RIDGES}
+    data = open_data(Settings.parse(run_config(**CHOSEN)), 0, 3, store=tmp_path)
+    assert all(isinstance(images, Images) for images, *_ in seen)
+    assert torch.equal(seen[0][0].labels, data.train.labels)  # training images alone
+
+
+def test_nothing_is_forgotten_over_tasks(tmp_path):
+    """After the second task the totals are those of all images at once."""
+    tasks = {"tasks": 2, "num_server_rounds": 4, "sums__kappa": 0, "partition": "iid"}
+    state, ledger, _ = federate(tmp_path / "tasks", **tasks)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    once, _, _ = federate(tmp_path / "once", **{**tasks, "tasks": 1, "num_server_rounds": 1})
+    assert equal(total(state), total(once))
+
+
+def test_hospitals_that_weigh_equally_have_equal_masses_in_the_totals(tmp_path):
+    state, _, _ = federate(tmp_path, sums__weights="equal")
+    sizes = [own(tmp_path, k).counts.sum().item() >> 24 for k in range(3)]
+    expected = [own(tmp_path, k) * round(2**20 / sizes[k]) for k in range(3)]
+    assert equal(total(state), expected[0] + expected[1] + expected[2])
+
+
+def test_fewer_dimensions_make_smaller_sums_and_a_classifier_of_all_features(tmp_path):
+    state, ledger, _ = federate(tmp_path, sums__dimensions=8)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    assert total(state).seconds.shape == (10, 8 * 9 // 2)
+    head = models(state)["hospital-0"]["1.weight"]
+    assert head.shape == (10, 16)
+    assert np.linalg.matrix_rank(head) <= 8
+
+
+def test_noise_is_drawn_once_in_a_run_and_counted(tmp_path):
+    noised = {"sums__epsilon": 1.0, "num_server_rounds": 2, "sums__kappa": 0}
+    state, ledger, _ = federate(tmp_path, **noised)
+    again, _, _ = federate(tmp_path / "again", **{**noised, "num_server_rounds": 1})
+    assert equal(total(state), total(again))  # the second ring has the noise of the first
+    spent = [e.metrics.get("epsilon-spent") for e in ledger.of("train")]
+    assert [each for each in spent if each] == [pytest.approx(1.0, abs=1e-3)] * 3
+    exact, _, _ = federate(tmp_path / "exact", sums__kappa=0)
+    off = (total(state).seconds - total(exact).seconds).double().std() / 2**24
+    assert off > 5  # three hospitals' noise of 3.7 sensitivities each, over 0.84
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("train.freeze", {"train__freeze": "none"}),
+        ("sums.ridge", {"sums__epsilon": 1.0, "sums__ridge": 0.0}),
+        ("sums.weights", {"sums__epsilon": 1.0, "sums__weights": "equal"}),
+        ("learner", {"learner": "derpp"}),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(key, changes):
+    with pytest.raises(SettingsError, match=f"'{key}'"):
+        strategy_of(Settings.parse(run_config(**{**CHOSEN, **changes})))
+
+
+@pytest.mark.slow
+def test_sealed_rings_have_the_totals_of_open_ones(tmp_path):
+    chosen = {**CHOSEN, "num_server_rounds": 2}
+    del chosen["strategy"]
+    heads = []
+    for sealed, members in ((True, None), (False, [""] * 3)):
+        state, ledger, _ = sealing.federate(
+            tmp_path, "sums", members=members, sealed=sealed, **chosen
+        )
+        assert {event.outcome for event in ledger.events} == {"ok"}
+        (parcel,) = sealing.opened(state, tmp_path, sealed).values()
+        heads.append({n: a.numpy() for r in ("model", "sums") for n, a in parcel[r].items()})
+    assert all(np.array_equal(heads[0][name], heads[1][name]) for name in heads[1])
+
+
+def test_a_record_of_sums_is_checked():
+    good = compute_sums(torch.ones(2, 3), torch.tensor([0, 1]), 2).arrays()
+    check_sums(record(good), 2)
+    for changed in (
+        {**good, "counts": good["counts"].astype("f4")},
+        {**good, "seconds": good["seconds"][:, 1:]},
+        {**good, "more": good["counts"]},
+        {name: each for name, each in good.items() if name != "firsts"},
+        {**good, "firsts": np.array(1)},
+    ):
+        with pytest.raises(ParcelError, match="must be int64"):
+            check_sums(record(changed), 2)
+    with pytest.raises(ParcelError):
+        check_sums(record(good), 3)
+
+
+def record(arrays):
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({name: Array(each) for name, each in arrays.items()})
+
+
+def test_a_ring_is_read_from_the_visits():
+    assert ring_of(["a", "b", "a", "b", "c"], "a") == ["a", "b", "c"]
+    assert ring_of(["b", "c"], "b") == ["b", "c"]
+    with pytest.raises(ParcelError):
+        ring_of(["b", "c"], "a")
+
+
+RULES = "images.min-train-patients = 20\nsums.allow = true\n"
+
+
+def deploy(tmp_path, rules=RULES, count=3, **changes):
+    """A sealed ring of hospitals with policies; each has 60 images of two classes."""
+    from client_app.app import app
+    from tests.fakes import FakeGrid, Ledger, go
+
+    config = run_config(**{**CHOSEN, "sealed": True, **changes})
+
+    def hospital(index):
+        folder = tmp_path / NAMES[index]
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(index)
+        labels = np.arange(60, dtype=np.uint8) % 2
+        images = rng.integers(0, 200, (60, 8, 8), dtype=np.uint8) + 50 * labels[:, None, None]
+        parts = {"train": slice(-1), "test": slice(-1, None)}  # the hospital itself splits them
+        arrays = {f"x_{part}": images[rows] for part, rows in parts.items()}
+        arrays |= {f"y_{part}": labels[rows] for part, rows in parts.items()}
+        np.savez(folder / "a.npz", allow_pickle=False, **arrays)
+        (folder / "policy.toml").write_text(rules, "utf-8")
+        own = {"site": NAMES[index], "store-dir": folder / "store", "members": "first-use"}
+        own |= {"dataset": f"npz:{folder}/a.npz", "policy": folder / "policy.toml"}
+        place = deployment(config, **own)
+        place.node_id = 100 + index
+        return lambda message: app(message, place)
+
+    ledger, grid = Ledger(), FakeGrid({100 + index: hospital(index) for index in range(count)})
+    return go(Settings.parse(config), grid, ledger), ledger
+
+
+def run_of(tmp_path, name):
+    (folder,) = (tmp_path / name / "store" / name / "runs").glob("[!.]*")
+    return Store(folder)
+
+
+@pytest.mark.slow
+def test_deployed_hospitals_attack_their_sums_and_take_the_mask_off_once(tmp_path):
+    _, ledger = deploy(tmp_path)
+    assert {(e.verb, e.outcome) for e in ledger.events if e.outcome != "ok"} == set()
+    for name in NAMES:
+        run = run_of(tmp_path, name)
+        assert run.names("masks") == []
+        (line,) = (run.folder / "sums.jsonl").read_text().splitlines()
+        noted = json.loads(line)
+        assert noted["difference"]["attack"]["auc"]["value"] == 1  # without noise
+        assert (noted["classes"], noted["features"], noted["epsilon"]) == (2, 16, 0)
+        past = PastRun.find(name, tmp_path / name / "store", None)
+        ((left, noise, difference, *_),) = describe(past, None)["sums"]
+        assert (left, noise) == ("2 classes, 16 features", "none")
+        assert difference.startswith("1.000 (")
+        sent = run.load("sums/0")
+        assert np.array_equal(sent["seconds"], sent["exact-seconds"])
+
+
+@pytest.mark.slow
+def test_a_ring_of_two_does_not_close(tmp_path, caplog):
+    with pytest.raises(RunError):
+        deploy(tmp_path, count=2)
+    assert "Refused by the policy: sums.min-hospitals" in caplog.text
+    assert run_of(tmp_path, NAMES[0]).names("masks") == ["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "value", "changes"),
+    [
+        ("sums.allow", "false", {}),
+        ("privacy.require", "['sums']", {}),
+        ("privacy.max-epsilon", "0.5", {"sums__epsilon": 1.0}),
+        ("sums.max-membership", "0.5", {}),
+    ],
+)
+def test_a_policy_refuses_sums(tmp_path, caplog, rule, value, changes):
+    allowed = "" if rule == "sums.allow" else RULES
+    rules = f"images.min-train-patients = 20\n{rule} = {value}\n"
+    with pytest.raises(RunError):
+        deploy(tmp_path, rules + allowed.partition("\n")[2], **changes)
+    assert f"Refused by the policy: {rule} " in caplog.text
+
+
+@pytest.mark.slow
+def test_a_class_of_few_patients_adds_nothing(tmp_path):
+    deploy(tmp_path, RULES + "sums.min-class-patients = 25\n")
+    sent = run_of(tmp_path, NAMES[1]).load("sums/0")
+    few = sent["exact-counts"] >> 24 < 25
+    assert few.any()
+    assert not sent["counts"][few].any()
+    assert not sent["seconds"][few].any()
+    assert np.array_equal(sent["firsts"][~few], sent["exact-firsts"][~few])
