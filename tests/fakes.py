@@ -49,6 +49,7 @@ from strategies.protocol.parcel import (
 )
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import Settings, defaults
+from strategies.protocol.sums import HOME
 from strategies.registry import strategy_of
 
 Handler = Callable[[Message], Message | None]
@@ -282,6 +283,11 @@ class CountingHospital:
         buffers = [self.buffers[hash_] for hash_ in order.hash_of.values()]
         self.replayed.append([buffer["images"].numpy().tobytes().decode() for buffer in buffers])
         parcel = self.parcel(visits + max(order.task, 1), label.advance(order))
+        if order.learner == "sums" and order.leg != HOME:
+            shapes = {"counts": (2,), "firsts": (2, 1), "seconds": (2, 1)}
+            arrays = {name: Array(np.zeros(shape, "i8")) for name, shape in shapes.items()}
+            records = {"model": parcel.array_records["model"], "sums": ArrayRecord(arrays)}
+            parcel = pack(records, label.advance(order))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
         return Message(RecordDict({**parcel, "metrics": metrics}), reply_to=message)
 

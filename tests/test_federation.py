@@ -94,7 +94,7 @@ def figures(ledger):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "sums"])
 def test_every_strategy_trains(tmp_path, strategy):
     state, ledger, _ = federate(tmp_path, strategy, num_server_rounds=3, partition="iid")
     assert [event for event in ledger.events if event.outcome != "ok"] == []

@@ -44,7 +44,8 @@ def test_it_knows_what_the_hospitals_know():
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_can_be_used_with_every_method(strategy):
     network = NETWORKS.get(strategy, "cnn")
-    chosen = f"strategy='{strategy}' model='{network}' image-size=16"
+    freeze = "body" if strategy == "sums" else "none"
+    chosen = f"strategy='{strategy}' model='{network}' image-size=16 train.freeze='{freeze}'"
     assert judged(chosen, hospitals=2).strategy == strategy
 
 

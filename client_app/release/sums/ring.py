@@ -1,8 +1,8 @@
 """A hospital's visits of a ring (strategies/sums.py): it adds its sums, and solves for classifiers.
 
 The first hospital adds a mask, and keeps it in `masks/<round>` of the run's folder. It takes the
-mask off once, if `sums.min-hospitals` or more have added their sums. Each hospital sees a masked
-sum of those before it, and then the totals:
+mask off one parcel, if `sums.min-hospitals` or more have added their sums. Each hospital sees a
+masked sum of those before it, and then the totals:
 
 - Two hospitals that tell one another what they saw learn the sum of those between them.
 - The server sees nothing of sealed parcels. With one hospital that opens them for it, it sees all
@@ -14,6 +14,7 @@ sum of those before it, and then the totals:
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from torch import Tensor, nn
@@ -64,6 +65,9 @@ class RingVisit:
         disclosure: The disclosure for the order.
         own: The hospital's own sums.
         network: The network; its weights are 0 unless a leg gives it a classifier that may leave.
+        visited: The visits before this one.
+        begins: Whether the hospital begins a ring.
+        arrived_hash: The hash of the sums that arrived; empty if there are none.
         label: The label of the parcel that leaves.
         sums: The sums that arrived, and then those that leave; None = none.
     """
@@ -73,6 +77,7 @@ class RingVisit:
         self.disclosure = open_disclosure(request)
         self.network, before, carried = unpack(request, parcel_in(request.message.content))
         self.visited, self.begins = before.visited, before.round < request.order.round
+        self.arrived_hash = before.hash_of.get("sums", "")
         self.label = before.advance(request.order)
         self.sums = None if self.begins or not carried else Sums(**carried)
         self._set(None)
@@ -94,13 +99,15 @@ class RingVisit:
         ring = ring_of(self.visited, self.request.hospital.name)
         if policy := self.request.hospital.policy:
             policy.sums.uphold("min-hospitals", len(ring))
-        if not (mask := self.run.load(self._mask)):
+        mask = self.run.load(self._mask)
+        if not mask or str(mask.pop("closed", self.arrived_hash)) != self.arrived_hash:
             raise ParcelError("The mask of this ring came off before.")
         sent, _ = self.own.kept()
         total = self._arrived(sent) - Sums.of(mask)
         if any((each.abs() >= MOST).any() for each in vars(total).values()):
             raise ParcelError("The sums of this ring do not have its mask.")
-        self.run.discard(self._mask)
+        # After a kill the server may send the same parcel again.
+        self.run.save(self._mask, {**mask, "closed": np.array(self.arrived_hash)})
         ridge, _ = self._choose(total - sent, [0])
         self._set(solve(total, ridge))
         self.sums = total
