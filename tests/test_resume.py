@@ -416,7 +416,7 @@ def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_
 def test_a_checkpoint_is_the_whole_state(tmp_path):
     """Of every attribute; hospitals have to enrol once more, and visits are ordered once more."""
     state = State(Shelf(tmp_path), "run", round=3, hop=2, classes=["a", "b"], shape=[1, 8, 8])
-    state.outputs = ["a", "b"]
+    state.outputs, state.frozen = ["a", "b"], "weights"
     state.nodes = {"h0": 7}
     state.withheld = {"h1": 8}
     state.keys = {"h0": "key"}

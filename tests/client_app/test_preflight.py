@@ -161,7 +161,7 @@ def test_what_was_repaired_or_can_be_read_now_is_tried_again(folder, tmp_path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(library, "read_pixels", unreadable)
-        assert problems(card_of(folder, tmp_path), "red") == {"unusable-images"}
+        assert problems(card_of(folder, tmp_path)[0], "red") == {"unusable-images"}
     assert card_of(folder, tmp_path)[0].verdict == "green"
 
 
