@@ -149,9 +149,6 @@ class ImageRules(Rules):
     classes: list[_Class]
     max_size: OneOrMore
     max_quarantined: ShareBelowOne
-    min_test_fraction: Share
-    max_test_fraction: Share
-    max_folds: Count
     min_train_patients: TwoOrMore
     min_batch: TwoOrMore
 
@@ -342,9 +339,6 @@ class Policy:
         """
         runs, images, release = self.runs, self.images, self.release
         gan, check = settings.gan, settings.release
-        tested = settings.validation_fraction or settings.test_fraction
-        if settings.num_folds:
-            tested = 1 / settings.num_folds
         strategy = strategy_of(settings)
         epochs = max(kind.epochs for kind in strategy.kinds())
         if any(kind.learner == "lwf" for kind in strategy.kinds()):
@@ -366,22 +360,11 @@ class Policy:
         yield self.figures.ruling("max-models", tests)
         yield images.ruling("max-size", settings.image_size)
         yield images.ruling("max-quarantined", settings.max_quarantined)
-        yield images.ruling("min-test-fraction", tested)
-        yield images.ruling("max-test-fraction", max(tested, settings.test_fraction))
-        yield images.ruling("max-folds", settings.num_folds)
         yield images.ruling("min-batch", settings.train.batch_size)
         if settings.learner in WITH_RESERVOIR:  # a step also trains on these images
             kept = settings.section("reservoir", ReservoirSettings)
             yield images.ruling("min-batch", kept.batch_size)
             yield images.ruling("min-train-patients", kept.size)
-        # With either setting the smallest class may decide on fewer test images.
-        other = settings.test_per_class or settings.test_balanced
-        yield Ruling(
-            "images.min-test-fraction",
-            "neither test-per-class nor test-balanced",
-            "one of them" if other else "neither",
-            not other or images.min_test_fraction == 0,
-        )
         most = release if release.buffers else replace(release, max_images=0)
         yield most.ruling("max-images", strategy.buffer_size)
         yield release.ruling("min-quantile", check.quantile)

@@ -20,7 +20,7 @@ from tests.fakes import context, deployment, run_config
 
 SIDE = 4
 PIXELS = SIDE * SIDE
-POLICY = "runs.sealed-only = false\nimages.min-test-fraction = 0\n"
+POLICY = "runs.sealed-only = false\n"
 
 
 pytestmark = pytest.mark.usefixtures("known_secret")
