@@ -75,7 +75,7 @@ def identity(arguments: argparse.Namespace) -> int:
     """Print the hospital's line for the file of members; make its keys if it has none."""
     name = arguments.site
     file = arguments.store_dir / name / "identity"
-    print(member_line(name, Identity.of(name, file).member), end="")
+    print(member_line(name, Identity.load(name, file).member), end="")
     return 0
 
 

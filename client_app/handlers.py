@@ -16,7 +16,7 @@ from client_app.authority.policy import PolicyError
 from client_app.datasets.facts import hashes
 from client_app.errors import DataError, failure_of
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
-from client_app.release.details import Details, Said
+from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import fingerprint, open_disclosure
 from client_app.request import Clock, Request
 from learning.errors import DivergedError, ModelError
@@ -128,7 +128,7 @@ def test(message: Message, context: Context) -> Message:
     tells = request.order.final and len(hospital.data.train) > 0
     details = Details(disclosure) if tells else None
     if details:
-        metrics |= _named("standalone", details.alone_figures())
+        metrics |= _prefix("standalone", details.alone_figures())
     parcels = unbundle(message.content)
     latest = _latest(parcels) if details else set()
     for name, parcel in parcels.items():
@@ -141,29 +141,29 @@ def test(message: Message, context: Context) -> Message:
                 each = probabilities(network, images, clock.deadline)
             told = disclosure.test_figures(model, each, per_class=per_class)
             if details and name in latest:
-                said = details.ask(model, network, each)
+                said = details.outputs(model, network, each)
                 told = details.figures(said, told)
                 seen, scores[label.lineage] = seen + said.seen, each
         except REFUSED as error:  # the other models are tested all the same
-            told = {"refused": _refused(name, error)}
+            told = {"refused": _log_refusal(name, error)}
         else:
             models, total = [*models, model], total + each
             keep_tested(disclosure, network, label, told)
-        metrics |= _named(name, told)
+        metrics |= _prefix(name, told)
     if request.order.ensemble and models:
         model = fingerprint(models)
         try:
             disclosure.admit(model)
             told = disclosure.test_figures(model, total)
             if details:
-                said = Said(model, total / len(models), seen / len(models))
+                said = Outputs(model, total / len(models), seen / len(models))
                 told = details.figures(said, told)
-            metrics |= _named("ensemble", told)
+            metrics |= _prefix("ensemble", told)
             keep_ensemble(request, told)
         except REFUSED as error:
-            _refused("ensemble", error)
+            _log_refusal("ensemble", error)
     if details and not request.order.task:
-        own = details.alone_says()
+        own = details.alone_outputs()
         keep_mixture(request, scores, own.test if own else None)
     return request.answer(metrics)
 
@@ -191,12 +191,12 @@ def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
     return {name for _, name in newest.values()}
 
 
-def _refused(name: str, error: Exception) -> Failure:
+def _log_refusal(name: str, error: Exception) -> Failure:
     """The kind of failure of a test; the hospital's own log gets the reason."""
     reason = error.explain() if isinstance(error, PolicyError) else error
     logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
     return failure_of(error)
 
 
-def _named(lineage: str, metrics: Mapping[str, float]) -> dict[str, float]:
+def _prefix(lineage: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{lineage}/{name}": value for name, value in metrics.items()}

@@ -96,7 +96,7 @@ def keep_local(request: Request, network: nn.Module) -> None:
         Kept(request.run, "local").save(request.visit, local)
 
 
-def replayed(request: Request) -> list[Samples]:
+def open_buffers(request: Request) -> list[Samples]:
     """The buffers that the order names, from this message or an earlier one.
 
     Raises:

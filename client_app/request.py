@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.authority.members import announced
+from client_app.authority.members import announced_members
 from client_app.authority.node_config import own_config
 from client_app.authority.permission import admit
 from client_app.authority.sealing import Seal, seal_for
@@ -130,7 +130,7 @@ class Request(Inquiry):
         # In a simulation the owner may change settings and classes.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
         check_same(run, f"{session.hospital.data.fingerprint}, part {part}", terms, classes)
-        order = replace(order, hospital=hospital.name, members=announced(run, order))
+        order = replace(order, hospital=hospital.name, members=announced_members(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 
     @property

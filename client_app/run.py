@@ -120,7 +120,7 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
     run.save(name, {"visit": np.array(max(now, newest))})
 
 
-class Tested:
+class ModelCount:
     """The record of tested models, in the file `tested` of a run's folder.
 
     The server can begin any number of runs. So models are also counted over all runs.
@@ -146,9 +146,10 @@ class Tested:
             ParcelError: Another model was tested in the same place.
             PolicyError: The number of models would be too large.
         """
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.run.folder.parent / f".{self.name}.lock"):
-            known = list(_tested(self.run.folder / self.name))
+        own = self.run.folder / self.name
+        own.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(own.parents[1] / f".{self.name}.lock"):
+            known = list(_read_tests(own))
             if any(test.place == place and test.model != model for test in known if place):
                 raise ParcelError(
                     "Another model of this lineage, round and hop was already tested."
@@ -157,13 +158,13 @@ class Tested:
                 return
             now = time.time()
             if most is not None:
-                files = _files(self.run, self.name, now - DAY)
-                of_all = [test for path in files for test in _tested(path)]
-                lately = [test for test in of_all if test.time > now - DAY]
+                files = {*_files(self.run, self.name, now - DAY)} - {own}
+                others = [test for path in files for test in _read_tests(path)]
+                lately = [test for test in (*known, *others) if test.time > now - DAY]
                 for tests in (known, lately):
                     if (count := len({model, *(test.model for test in tests)})) > most:
                         raise PolicyError(self.rule, count, f"{most} or fewer")
-            with (self.run.folder / self.name).open("a", encoding="utf-8") as file:
+            with own.open("a", encoding="utf-8") as file:
                 file.write(f"\n{now:.0f} {model} {place}")
 
 
@@ -207,7 +208,7 @@ def _files(run: Store, name: str, since: float) -> Iterator[Path]:
             yield path
 
 
-def _tested(path: Path) -> Iterator[_Test]:
+def _read_tests(path: Path) -> Iterator[_Test]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fields = line.split(" ")
         if len(fields) == len(_Test._fields):  # else the line is incomplete

@@ -33,7 +33,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Inputs:
     """The inputs of a session; its text distinguishes 1, 1.0 and true."""
 
     text: str
@@ -65,13 +65,13 @@ def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Sessio
     # that asks for many sessions must not fill the memory.
     if not simulated and _session.cache_info().currsize > 2:
         _session.cache_clear()
-    session = _session(_Asked(text, context, name, classes))
+    session = _session(_Inputs(text, context, name, classes))
     # Another run in this process may have set another number of threads (see `open_hospital`).
     torch.set_num_threads(session.hospital.settings.cpu_threads)
     return session
 
 
 @lru_cache(maxsize=64)
-def _session(asked: _Asked) -> Session:
-    hospital = open_hospital(asked.context, asked.name, asked.classes)
-    return Session(hospital, strategy_of(Settings.parse(asked.context.run_config)))
+def _session(inputs: _Inputs) -> Session:
+    hospital = open_hospital(inputs.context, inputs.name, inputs.classes)
+    return Session(hospital, strategy_of(Settings.parse(inputs.context.run_config)))

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
 from client_app.authority.judge import Judge
-from client_app.authority.policy import ModelRules, PolicyError
+from client_app.authority.policy import PolicyError
 from client_app.authority.privacy_account import Account, Spent
 from client_app.errors import DataError
-from client_app.parcels import keep_local, pack, replayed, unpack
+from client_app.parcels import keep_local, open_buffers, pack, unpack
 from client_app.release.details import Details
-from client_app.release.disclosure import Disclosure, Noised, open_disclosure
+from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.embeddings.sample import pack_embeddings
 from client_app.release.sums.ring import visit_ring
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
-from learning.learners.plain import Learner, Received
+from learning.learners.plain import Received
 from learning.learners.prototypes import FedSpace, rotating
 from learning.learners.sums import Sums
 from learning.packing import pack_memory
@@ -71,7 +71,7 @@ class Visit:
 
     Attributes:
         network: The model; training changes it.
-        before: The label of the parcel that arrived.
+        old_label: The label of the parcel that arrived.
         label: The label of the parcel that leaves.
         alone: Whether only this hospital has trained the model.
         beside: The records that leave beside the model.
@@ -82,15 +82,15 @@ class Visit:
         self.request = request
         if policy := request.hospital.policy:
             count_visit(request.run, policy.runs.max_visits)
-        self.network, self.before, carried = unpack(request, parcel_in(request.message.content))
+        self.network, self.old_label, carried = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
-        self.judge = Judge(request, self.network, self.before, self.images)
+        self.judge = Judge(request, self.network, self.old_label, self.images)
         if request.seal:  # only after all checks: a refused model must not count as the newest
-            check_newest(request.run, self.before)
-        self.label = self.before.advance(request.order)
+            check_newest(request.run, self.old_label)
+        self.label = self.old_label.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
-        self.alone = self.before.round == 0 and own
-        self.received = _received(request, self.before, carried)
+        self.alone = self.old_label.round == 0 and own
+        self.received = _received(request, self.old_label, carried)
         self.beside: dict[str, ArrayRecord] = {}
         self.snapshots: dict[str, RecordDict] = {}
 
@@ -127,22 +127,42 @@ class Visit:
         return metrics | spent
 
     def attack(self) -> None:
-        """Attack the model before it leaves, if the policy asks for it."""
-        if rules := _attacked_by(self.request):
+        """Attack the model before it leaves, if the policy asks for it.
+
+        An attack uses all images, which takes time. Without a limit (`max_membership` 1) only
+        models of the last round are attacked.
+        """
+        hospital, order = self.request.hospital, self.request.order
+        if hospital.policy is None or order.images != "own":
+            return
+        rules, last = hospital.policy.models, hospital.settings.num_server_rounds
+        if order.round == last or rules.max_membership < 1:
             from client_app.release.model_attack import attack_model  # imports that take seconds
 
             attack_model(self.request, self.network, self.label, rules)
 
     def tell(self, metrics: dict[str, float]) -> dict[str, float]:
-        """The figures of the model that leave. The learner's memory is put beside the model."""
+        """The figures of the model that leave. The learner's memory is put beside the model.
+
+        In a deployment figures and prototypes count as one model that the hospital answers for.
+        """
         self.disclosure = open_disclosure(self.request)
-        told, memory = _told(
-            self.disclosure, self.learner, self.network, self.label, metrics, self.memory
-        )
+        model = self.disclosure.fingerprint(self.network, self.label)
+        told = {**metrics, "num-examples": self.disclosure.weight(metrics["num-examples"])}
+        sums = isinstance(self.learner, FedSpace) and len(self.memory) > 0
+        if isinstance(self.disclosure, Noised):
+            told.pop("train-loss")
+            self.memory = {} if sums else self.memory
+        try:
+            self.disclosure.admit(model)
+        except PolicyError as error:  # the visit counts all the same
+            logging.getLogger("flwr").error(error.explain())
+        else:
+            told |= self._measure(model, sums)
         if self.alone:
             Details(self.disclosure).keep_alone(self.network, self.label)
-        if memory:
-            self.beside["memory"] = pack_memory(memory)
+        if self.memory:
+            self.beside["memory"] = pack_memory(self.memory)
         return told
 
     def embed(self) -> dict[str, float]:
@@ -174,6 +194,25 @@ class Visit:
             came = self.request.message.content.array_records["model"]
             parcel = drop_encoder(parcel, parcel.array_records["model"].keys() - came.keys())
         return RecordDict({**parcel, **bundle(self.snapshots, ["manifest", "model"])})
+
+    def _measure(self, model: str, sums: bool) -> dict[str, float]:
+        """The figures of a counted model. With `sums`, noised prototypes become the memory."""
+        request, disclosure = self.request, self.disclosure
+        told: dict[str, float] = {}
+        with request.clock.measure("evaluate"):
+            if isinstance(disclosure, Noised):
+                # DP-SGD's guarantee does not cover them.
+                if not request.hospital.settings.train.dp.noise_multiplier:
+                    told |= disclosure.loss_figures(model, self.network)
+                if sums and request.order.images == "own":
+                    self.memory = disclosure.prototypes(model, rotating(self.network))
+            if request.order.test:
+                images = request.hospital.data.test.images
+                scores = probabilities(self.network, images, request.clock.deadline)
+                own = disclosure.test_figures(model, scores)
+                if "accuracy" in own:
+                    told["accuracy-after-visit"] = own["accuracy"]
+        return told
 
     def _keep_snapshot(self, epoch: int) -> None:
         if self.request.order.snapshots and epoch < self.request.order.epochs:
@@ -209,73 +248,12 @@ def _private_steps(
     return PrivateSteps(plan, dp, secret), total
 
 
-def _told(
-    disclosure: Disclosure,
-    learner: Learner,
-    network: nn.Module,
-    label: Manifest,
-    metrics: dict[str, float],
-    memory: Mapping[str, Tensor],
-) -> tuple[dict[str, float], Mapping[str, Tensor]]:
-    """The figures of the trained model that leave, and the memory that travels with the model.
-
-    In a deployment figures and prototypes count as one model that the hospital answers for.
-
-    Args:
-        disclosure: The disclosure for the order.
-        learner: The learner after training.
-        network: The model that leaves.
-        label: The label of its parcel.
-        metrics: The exact metrics of training.
-        memory: The tensors that the learner sends with the model, by name.
-    """
-    request = disclosure.request
-    model = disclosure.fingerprint(network, label)
-    told = {**metrics, "num-examples": disclosure.weight(metrics["num-examples"])}
-    sums = isinstance(learner, FedSpace) and len(memory) > 0
-    noised = disclosure if isinstance(disclosure, Noised) else None
-    if noised:
-        told.pop("train-loss")
-        memory = {} if sums else memory
-    try:
-        disclosure.admit(model)
-    except PolicyError as error:  # the visit counts all the same
-        logging.getLogger("flwr").error(error.explain())
-        return told, memory
-    with request.clock.measure("evaluate"):
-        # DP-SGD's guarantee does not cover them.
-        if noised and not request.hospital.settings.train.dp.noise_multiplier:
-            told |= noised.loss_figures(model, network)
-        if noised and sums and request.order.images == "own":
-            memory = noised.prototypes(model, rotating(network))
-        if request.order.test:
-            images = request.hospital.data.test.images
-            scores = probabilities(network, images, request.clock.deadline)
-            own = disclosure.test_figures(model, scores)
-            if "accuracy" in own:
-                told["accuracy-after-visit"] = own["accuracy"]
-    return told, memory
-
-
-def _attacked_by(request: Request) -> ModelRules | None:
-    """The rules for an attack on the model before it leaves; None if there is no attack.
-
-    An attack uses all images, which takes time. Without a limit (`max_membership` 1) only models of
-    the last round are attacked.
-    """
-    policy = request.hospital.policy
-    if policy is None or request.order.images != "own":
-        return None
-    last = request.order.round == request.hospital.settings.num_server_rounds
-    return policy.models if last or policy.models.max_membership < 1 else None
-
-
 def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
     kept = Kept(request.run, "rehearsal").before(request.visit)
     device = request.hospital.device
     return Received(
-        replayed(request),
+        open_buffers(request),
         memory,
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
         leg=request.order.leg,

@@ -115,7 +115,7 @@ def models_of(result: Path, folder: Path | None = None) -> dict[tuple[str, str],
         parcel = load(path)
         if folder:
             stores = {name: folder / name / "store" / name for name in HOSPITALS}
-            own = {name: Identity.of(name, store / "identity") for name, store in stores.items()}
+            own = {name: Identity.load(name, store / "identity") for name, store in stores.items()}
             sealed = parcel.array_records["model"]["sealed"].numpy().tobytes()
             head = json.loads(sealed[4 : 4 + int.from_bytes(sealed[:4], "big")])
             members = {name: identity.member for name, identity in own.items()}

@@ -47,7 +47,7 @@ def written(request, tmp_path):
     """A file, its text, and what reads it."""
     text, reads = FILES[request.param]
     if request.param == "members":
-        text += member_line("graz", Identity.of("graz", tmp_path / "identity").member)
+        text += member_line("graz", Identity.load("graz", tmp_path / "identity").member)
     return tmp_path / request.param, text, reads
 
 
@@ -84,7 +84,7 @@ def test_another_encoding_is_named_with_its_cure(written, encoding):
 def test_a_line_can_be_added_to_members_that_a_mark_begins(tmp_path):
     path, (graz, linz) = (
         tmp_path / "members",
-        (Identity.of(name, tmp_path / name).member for name in ("graz", "linz")),
+        (Identity.load(name, tmp_path / name).member for name in ("graz", "linz")),
     )
     path.write_bytes(codecs.BOM_UTF8 + member_line("graz", graz).encode())
     add_member(path, "linz", str(linz))

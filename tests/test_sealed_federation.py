@@ -52,7 +52,7 @@ def opened(state, tmp_path, sealed):
     """The models at the end of a run, as a hospital reads them."""
     store = tmp_path / "hospital-0"
     seal = Seal(
-        Identity.of("hospital-0", store / "identity"),
+        Identity.load("hospital-0", store / "identity"),
         read_members(store / "members"),
         state.run,
     )
@@ -95,7 +95,7 @@ def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, settings, t
 
 @pytest.mark.slow
 def test_members_of_a_file_seal_for_one_another(tmp_path):
-    identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
+    identities = [Identity.load(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "consortium"
     path.write_text("".join(member_line(each.name, each.member) for each in identities))
     _, ledger, _ = federate(tmp_path, members=[str(path)] * 3)
@@ -119,7 +119,7 @@ def failures(ledger, verb="train"):
 
 @pytest.mark.slow
 def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path):
-    identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
+    identities = [Identity.load(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "two"
     path.write_text("".join(member_line(each.name, each.member) for each in identities[:2]))
     state, ledger, _ = federate(tmp_path, "cwt", members=[str(path)] * 3, num_server_rounds=4)

@@ -114,7 +114,7 @@ def open_parcels(arguments: argparse.Namespace) -> int:
             raise SettingsError(
                 f"There is no file '{path}': give --site and --store-dir, or --{name}. {SIMULATED}"
             )
-    identity = Identity.of(arguments.site, paths["identity"])
+    identity = Identity.load(arguments.site, paths["identity"])
     members = read_members(paths["members"])
     settings = Settings.parse(arguments.parse(arguments.run_config))
     failed = 0
@@ -248,7 +248,7 @@ def dossier(arguments: argparse.Namespace) -> int:
     members = arguments.members or store / "members"
     keys = read_members(members) if members.is_file() else {}
     if identity.is_file():  # `Identity.of` would make new keys
-        keys[arguments.site] = Identity.of(arguments.site, identity).member
+        keys[arguments.site] = Identity.load(arguments.site, identity).member
     path = arguments.file or _newest_dossier(store / "dossiers", arguments.run)
     checked = check(path, keys)
     print(path)

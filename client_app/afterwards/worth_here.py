@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import PastRun
 from client_app.hospital import Hospital
-from client_app.release.details import Details, Said
+from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import open_disclosure
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
@@ -51,25 +51,25 @@ def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
     hospital = details.disclosure.request.hospital
     rows, longer, said_alone = [], past.alone_file.exists(), None
     if longer:
-        said_alone = details.ask("", load_file(past.alone_file)[0].to(hospital.device))
+        said_alone = details.outputs("", load_file(past.alone_file)[0].to(hospital.device))
     if figures := details.alone_figures(said_alone):
         rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
         rows[-1]["model"] = AS_LONG if longer else past.site
-    said: list[Said] = []
+    said: list[Outputs] = []
     for lineage, file in past.files.items():
-        said.append(details.ask("", load_file(file)[0].to(hospital.device)))
+        said.append(details.outputs("", load_file(file)[0].to(hospital.device)))
         rows += _assessments(details, said[-1], lineage)
     if len(said) > 1:
         mean, seen = (
             torch.stack([getattr(each, part) for each in said]).mean(0) for part in ("test", "seen")
         )
-        rows += _assessments(details, Said("", mean, seen), "ensemble")
+        rows += _assessments(details, Outputs("", mean, seen), "ensemble")
     return rows
 
 
 def model_assessments(details: Details, network: nn.Module, about: str) -> list[Assessment]:
     """The exact assessments of a model; empty if its outputs are not finite."""
-    return _assessments(details, details.ask("", network), about)
+    return _assessments(details, details.outputs("", network), about)
 
 
 def own_lineages(past: PastRun) -> set[str]:
@@ -78,7 +78,7 @@ def own_lineages(past: PastRun) -> set[str]:
     return own | ({past.site} - past.models.keys())
 
 
-def _assessments(details: Details, said: Said, about: str) -> list[Assessment]:
+def _assessments(details: Details, said: Outputs, about: str) -> list[Assessment]:
     """The assessment of a model with its ROC curves; empty if its outputs are not finite."""
     hospital = details.disclosure.request.hospital
     try:

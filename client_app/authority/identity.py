@@ -68,7 +68,7 @@ class Identity:
     reading: X25519PrivateKey
 
     @classmethod
-    def of(cls, name: str, path: Path) -> "Identity":
+    def load(cls, name: str, path: Path) -> "Identity":
         """The identity in a file; a missing file is made.
 
         Raises:

@@ -25,7 +25,14 @@ from typing import Any, get_args, get_origin
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from client_app.authority.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
+from client_app.authority.ledger_index import (
+    LONGEST,
+    BrokenLedger,
+    Head,
+    Index,
+    index_of,
+    open_index,
+)
 from client_app.authority.ledger_shape import entry_of
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
@@ -76,10 +83,10 @@ def check_ledger(message: Message, context: Context) -> None:
     path = _path_here(context, config)
     if path and message.metadata.message_type != "query.live":
         machine = _machine(config)
-        with _written(path) as index:
+        with _open_to_write(path) as index:
             if gone := index.forgotten(_run(message)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, _brought(message, context))
+            refusal = index.make_room(machine, _size_of(message, context))
         if refusal:
             raise refusal
 
@@ -92,9 +99,9 @@ def note(message: Message, context: Context, answer: Message) -> None:
     """
     config = own_config(context)
     if path := _path_here(context, config):
-        entry = {**_asked(message), **_left(answer)}
+        entry = {**_request_fields(message), **_answer_fields(answer)}
         terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path, entry, terms, _brought(message, context))
+        append(path, entry, terms, _size_of(message, context))
 
 
 def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
@@ -128,7 +135,7 @@ def append(
     Raises:
         LedgerError: The entry cannot be written, or is too long.
     """
-    with _written(path) as index:
+    with _open_to_write(path) as index:
         head = index.head()
         line: dict[str, Any] = {"previous": head.hash, **entry}
         if entry.get("verb") == "query.live" and not index.is_new(_hash(_text(entry).encode())):
@@ -161,14 +168,14 @@ def append(
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[Index]:
+def _open_to_write(path: Path) -> Iterator[Index]:
     """Open a ledger to write; details of an error go only to the hospital's own log.
 
     Raises:
         LedgerError: The ledger cannot be written, or is broken.
     """
     try:
-        with opened(path) as index:
+        with open_index(path) as index:
             yield index
     except (OSError, BrokenLedger, sqlite3.Error) as error:
         logging.getLogger("flwr").error("The ledger %s cannot be written: %s", path, error)
@@ -192,7 +199,7 @@ def read(path: Path) -> Iterator[Line]:
     *lines, rest = path.read_bytes().split(b"\n")
     broken, end = "", Head()
     try:
-        with opened(path) as index:
+        with open_index(path) as index:
             *lines, rest = path.read_bytes().split(b"\n")
             end = index.head()
     except BrokenLedger as error:
@@ -225,7 +232,7 @@ def read(path: Path) -> Iterator[Line]:
         )
 
 
-def _asked(message: Message) -> dict[str, Any]:
+def _request_fields(message: Message) -> dict[str, Any]:
     """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
@@ -245,7 +252,7 @@ def _fits(key: str, value: object) -> bool:
     )
 
 
-def _brought(message: Message, context: Context) -> int:
+def _size_of(message: Message, context: Context) -> int:
     """The approximate size of a message and the settings of its run, in bytes."""
     words = sum(len(str(dict(each))) for each in message.content.config_records.values())
     return count_bytes(message.content) + words + len(str(dict(context.run_config)))
@@ -253,7 +260,7 @@ def _brought(message: Message, context: Context) -> int:
 
 def _run(message: Message) -> str:
     """The identity of the run; empty if it cannot name a folder."""
-    run = str(_asked(message).get("run", ""))
+    run = str(_request_fields(message).get("run", ""))
     return run if NAME.fullmatch(run) else ""
 
 
@@ -291,7 +298,7 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"settings": settings, **extra, "code": code_hash(), "policy": rules}
 
 
-def _left(answer: Message) -> dict[str, Any]:
+def _answer_fields(answer: Message) -> dict[str, Any]:
     """The records of an answer, or its failure."""
     if answer.has_error():
         error = answer.error

@@ -204,7 +204,7 @@ def index_of(path: Path) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Index]:
+def open_index(path: Path) -> Iterator[Index]:
     """Open a ledger with its index, for one process at a time.
 
     Raises:

@@ -118,7 +118,7 @@ def members_of(
     return members
 
 
-def announced(run: Store, order: Order) -> list[str]:
+def announced_members(run: Store, order: Order) -> list[str]:
     """The members that an order announces. The list comes once in a run, and after each change.
 
     Args:

@@ -218,7 +218,7 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
         )
     if not hospital.members:
         return None
-    identity = Identity.of(hospital.name, hospital.identity)
+    identity = Identity.load(hospital.name, hospital.identity)
     pins = hospital.store.folder / "members"
     members = members_of(hospital.members, pins, identity, order.keys)
     return Seal(identity, members, order.run)

@@ -12,7 +12,7 @@ from typing import Any
 
 from client_app.authority.identity import Identity, secret_of
 from client_app.authority.ledger import path_of, read
-from client_app.authority.ledger_index import BrokenLedger, index_of, opened
+from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
 from client_app.authority.node_config import NodeConfig, OwnError, combined_settings
 from client_app.authority.policy import DEFAULTS, Policy
@@ -57,7 +57,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     said.append(_check_ledger(path_of(site, store.parent)))
     if not members:
         return [*said, "Members: none, so it takes part in open runs only."]
-    identity = Identity.of(site, Path(own.identity or store / "identity").expanduser())
+    identity = Identity.load(site, Path(own.identity or store / "identity").expanduser())
     if members == FIRST_USE:
         if not os.path.lexists(pins := store / "members"):
             return [*said, "Members: none yet; the members of the first run are trusted."]
@@ -103,7 +103,7 @@ def _check_ledger(path: Path) -> str:
     if not (os.path.lexists(path) or index_of(path).exists()):
         return "Ledger: none yet."
     try:
-        with opened(path) as index:
+        with open_index(path) as index:
             gone = index.forgotten("")
         newest = deque(read(path), maxlen=1)
     except (BrokenLedger, sqlite3.Error) as error:

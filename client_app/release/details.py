@@ -21,9 +21,9 @@ image and another gains it; 1 and √(K − 1) for the next two tables, with K c
 and 2/n for the calibration error of n images. So all tables of any D models together separate two
 cases of one patient by TOLD standard deviations or less.
 
-An operating point is chosen on training images (`Disclosure.asked`). In a deployment its counts
-have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single training
-image determines it, and it can leave.
+An operating point is chosen on training images (`Disclosure.training_rows`). In a deployment its
+counts have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single
+training image determines it, and it can leave.
 
 An interval also reveals something of patients. So a deployment does not use the bootstrap. It uses
 the interval of the released figures, widened by their noise, for the case that all images of a
@@ -45,7 +45,7 @@ from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised, fingerprint
 from client_app.release.noise import COARSEST, TOLD
 from client_app.request import log_once
-from client_app.run import Tested
+from client_app.run import ModelCount
 from learning.assessment import (
     BINS,
     Bootstrap,
@@ -75,7 +75,7 @@ RECALL, SENSITIVITY, SPECIFICITY = (
 
 
 @dataclass(frozen=True, eq=False)
-class Said:
+class Outputs:
     """The outputs of a model for the hospital's images.
 
     Attributes:
@@ -117,16 +117,16 @@ class Details:
         self.disclosure = disclosure
         self._noised = disclosure if isinstance(disclosure, Noised) else None
         data = disclosure.data
-        self.seen: Samples = data.train[torch.from_numpy(disclosure.asked)]
-        patients = data.train.patients[disclosure.asked]
+        self.seen: Samples = data.train[torch.from_numpy(disclosure.training_rows)]
+        patients = data.train.patients[disclosure.training_rows]
         self._most_seen = int(np.unique(patients, return_counts=True)[1].max())
         self._labels = disclosure.labels.cpu().numpy()
         self._patients = np.unique(disclosure.patients, return_inverse=True)[1]
         self._classes = np.unique(self._labels)
         self._alone: Judged | None = None
 
-    def ask(self, model: str, network: nn.Module, test: Tensor | None = None) -> Said:
-        """Return the outputs of a model for the hospital's images.
+    def outputs(self, model: str, network: nn.Module, test: Tensor | None = None) -> Outputs:
+        """The outputs of a model for the hospital's images.
 
         Args:
             model: Fingerprint of the model.
@@ -140,7 +140,7 @@ class Details:
         with clock.measure("evaluate"):
             if test is None:
                 test = probabilities(network, data.test.images, clock.deadline)
-            return Said(model, test, probabilities(network, self.seen.images, clock.deadline))
+            return Outputs(model, test, probabilities(network, self.seen.images, clock.deadline))
 
     def keep_alone(self, network: nn.Module, label: Manifest) -> None:
         """Keep the outputs of the hospital's own model, before the first hand-off.
@@ -148,20 +148,20 @@ class Details:
         Raises:
             DeadlineError: The deadline has passed.
         """
-        said = self.ask(self.disclosure.fingerprint(network, label), network)
+        said = self.outputs(self.disclosure.fingerprint(network, label), network)
         arrays = {"test": said.test.cpu().numpy(), "seen": said.seen.cpu().numpy()}
         about = {"model": said.model, "images": self.images}
         named = {name: np.array(text) for name, text in about.items()}
         self.disclosure.request.run.save(ALONE, {**arrays, **named})
 
-    def alone_says(self) -> Said | None:
+    def alone_outputs(self) -> Outputs | None:
         """The kept outputs of the hospital's own model; None if there are none for these images."""
         kept = self.disclosure.request.run.load(ALONE)
         if str(kept.get("images")) != self.images:
             return None
-        return Said(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
+        return Outputs(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
-    def alone_figures(self, said: Said | None = None) -> dict[str, float]:
+    def alone_figures(self, said: Outputs | None = None) -> dict[str, float]:
         """The figures and details of the hospital's own model, for comparison with others.
 
         They are empty if the kept outputs are for other images: other tasks, or another seed.
@@ -170,7 +170,7 @@ class Details:
             said: Outputs of the model; None = the kept outputs before the first hand-off.
         """
         disclosure = self.disclosure
-        if (said := said or self.alone_says()) is None:
+        if (said := said or self.alone_outputs()) is None:
             return {}
         if tasks := disclosure.request.order.so_far:  # these tasks decide the possible answers
             said = replace(said, model=fingerprint([said.model, tasks]))
@@ -190,7 +190,7 @@ class Details:
         data = self.disclosure.data
         return f"{data.test.fingerprint} {data.train.fingerprint}"
 
-    def figures(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
+    def figures(self, said: Outputs, figures: dict[str, float]) -> dict[str, float]:
         """The figures of a model with its details; only the figures if no details may leave.
 
         Args:
@@ -280,13 +280,13 @@ class Details:
         told: Floats = (shares + scaled).round(DIGITS)
         return told
 
-    def _judge(self, said: Said, figures: dict[str, float]) -> Judged | None:
+    def _judge(self, said: Outputs, figures: dict[str, float]) -> Judged | None:
         disclosure, noised = self.disclosure, self._noised
         if not len(self._labels):
             return None
         if noised:
             try:
-                counted = Tested(disclosure.request.run, "detailed", "figures.max-detailed")
+                counted = ModelCount(disclosure.request.run, "detailed", "figures.max-detailed")
                 counted.add(said.model, "", noised.rules.max_detailed)
             except PolicyError as error:
                 log_once(f"Details of further models do not leave. {error.explain()}")
@@ -363,7 +363,7 @@ class Details:
         told = _estimate_figures("gain", estimate.told(gain, noise, least=-1.0))
         return told | ({"gain-noise": noise} if noise else {})
 
-    def _operating_point(self, said: Said) -> Floats:
+    def _operating_point(self, said: Outputs) -> Floats:
         labels = self.seen.labels.cpu().numpy()
         scores = said.seen.cpu().nan_to_num().double().numpy()
         own, others = count_above(scores, labels)

@@ -16,7 +16,7 @@ simulation has one owner, and its figures are exact):
   or less in each figure. A figure with a step above COARSEST does not leave.
 - The noise follows from the model, the images and a secret of the hospital. The same question
   always has the same answer.
-- Models are counted in each run and in each day, also across restarts (client_app.run.Tested).
+- Models are counted in each run and in each day, also across restarts (client_app.run.ModelCount).
 - Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
   power of sqrt(2), so that steps do not reveal these numbers.
 - If images arrive in tasks, the server chooses the tasks. So every rule on the patients of a class
@@ -49,7 +49,7 @@ from client_app.authority.policy import FigureRules, PolicyError
 from client_app.datasets.pool import Indices, large_class_rows
 from client_app.release.noise import COARSEST, Noise, effects, effects_of_tasks, step_of
 from client_app.request import Inquiry, log_once
-from client_app.run import Tested, check_newest
+from client_app.run import ModelCount, check_newest
 from learning.errors import DivergedError
 from learning.evaluation import count_right, probabilities, score
 from learning.judgement import random_samples
@@ -173,7 +173,7 @@ class Disclosure(ABC):
             tasks = self.request.order.so_far  # the tasks decide the test images
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
         if place or self.most is not None:
-            Tested(self.request.run).add(model, place, self.most)
+            ModelCount(self.request.run).add(model, place, self.most)
 
     @abstractmethod
     def weight(self, images: float) -> float:
@@ -200,7 +200,7 @@ class Disclosure(ABC):
 
     @property
     @abstractmethod
-    def asked(self) -> Indices:
+    def training_rows(self) -> Indices:
         """Rows of the training images for training losses and operating points, for all runs."""
 
     @abstractmethod
@@ -270,7 +270,7 @@ class Exact(Disclosure):
         return exact | (count_right(scores, self.labels) if per_class else {})
 
     @property
-    def asked(self) -> Indices:
+    def training_rows(self) -> Indices:
         """See the base."""
         drawn = rng_for(self.request.hospital.settings.seed, "operating point")
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
@@ -346,7 +346,7 @@ class Noised(Disclosure):
         return {name: step_of(self.effects[name], self.rules.max_models) for name in sorted(names)}
 
     @property
-    def asked(self) -> Indices:
+    def training_rows(self) -> Indices:
         """See the base; nobody else knows these rows."""
         return np.sort(self.noise.permutation(b"training images", len(self.data.train))[:IMAGES])
 
@@ -362,9 +362,9 @@ class Noised(Disclosure):
         Raises:
             DeadlineError: The deadline has passed.
         """
-        asked, strata = self.asked, self.data.train.strata
-        large = large_class_rows(self.owners[asked], strata[asked], self.smallest)
-        if not len(rows := asked[large]):
+        drawn, strata = self.training_rows, self.data.train.strata
+        large = large_class_rows(self.owners[drawn], strata[drawn], self.smallest)
+        if not len(rows := drawn[large]):
             return {}
         samples = self.data.train[torch.from_numpy(rows)]
         labels = samples.labels
@@ -385,7 +385,7 @@ class Noised(Disclosure):
         """
         buffer, most = fingerprint(sorted(figures.items())), self.rules.max_detailed
         try:
-            Tested(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
+            ModelCount(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
         except PolicyError as error:
             log_once(f"Figures of further synthetic images do not leave. {error.explain()}")
             most = 0

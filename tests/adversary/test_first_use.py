@@ -56,7 +56,7 @@ def test_a_new_name_in_a_later_run_is_not_trusted(tmp_path, caplog):
     federate(tmp_path, **SHORT)
     trusted = pins(tmp_path)
     assert trusted.keys() == {*NAMES}
-    mallory = str(Identity.of("mallory", tmp_path / "mallory").member)
+    mallory = str(Identity.load("mallory", tmp_path / "mallory").member)
     more = announcing(lambda keys: keys | {"mallory": mallory})
     _, ledger, grid = federate(tmp_path, change=more, **SHORT)
     assert {event.outcome for event in ledger.events} == {"ok"}
@@ -69,7 +69,7 @@ def test_a_new_name_in_a_later_run_is_not_trusted(tmp_path, caplog):
 def test_another_key_of_a_member_is_not_trusted_and_the_run_goes_on(tmp_path):
     federate(tmp_path, **SHORT)
     trusted = pins(tmp_path)
-    mallory = str(Identity.of("mallory", tmp_path / "mallory").member)
+    mallory = str(Identity.load("mallory", tmp_path / "mallory").member)
     other = announcing(lambda keys: keys | {"hospital-1": mallory}, ("hospital-0", "hospital-2"))
     _, ledger, _ = federate(tmp_path, change=other, **SHORT)
     assert {event.outcome for event in ledger.events} == {"ok"}
@@ -80,7 +80,7 @@ def test_another_key_of_a_member_is_not_trusted_and_the_run_goes_on(tmp_path):
 def test_a_name_writes_no_line_of_its_own(tmp_path):
     federate(tmp_path, **SHORT)
     before = (tmp_path / "hospital-0" / "members").read_bytes()
-    mallory = str(Identity.of("mallory", tmp_path / "mallory").member)
+    mallory = str(Identity.load("mallory", tmp_path / "mallory").member)
     more = announcing(lambda keys: keys | {"#\nhospital-1": mallory}, ["hospital-0"])
     _, ledger, _ = federate(tmp_path, change=more, **SHORT)
     assert (tmp_path / "hospital-0" / "members").read_bytes() == before
@@ -117,7 +117,7 @@ def of_small_order():
 
 
 def test_keys_of_low_order_are_no_keys(tmp_path):
-    good = base64.b64decode(str(Identity.of("graz", tmp_path / "graz").member))
+    good = base64.b64decode(str(Identity.load("graz", tmp_path / "graz").member))
     points = of_small_order()
     assert len({*points}) == 8
     encoded = [y | (x & 1) << 255 for x, y in points]
@@ -128,7 +128,7 @@ def test_keys_of_low_order_are_no_keys(tmp_path):
         with pytest.raises(ValueError, match=r"."):
             Member.parse(base64.b64encode(raw).decode())
     for number in range(100):
-        text = str(Identity.of("graz", tmp_path / str(number)).member)
+        text = str(Identity.load("graz", tmp_path / str(number)).member)
         assert str(Member.parse(text)) == text
 
 

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from client_app.__main__ import main
 from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
-from client_app.authority.ledger_index import BrokenLedger, index_of, opened
+from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
 from client_app.errors import LedgerError
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
@@ -90,7 +90,7 @@ def rewritten(path: Path, change: random.Random) -> None:
         line = json.dumps(entry).encode()
         start, text = len(text), text + line + b"\n"
         previous = sha256(line).hexdigest()
-    with opened(path) as index:
+    with open_index(path) as index:
         head = index.head()
         path.write_bytes(text)
         index.move(
@@ -245,7 +245,7 @@ def test_whom_a_hospital_trusted_at_first_use_is_missed_when_it_is_gone(tmp_path
 def test_a_run_of_long_ago_may_be_deleted(tmp_path, monkeypatch):
     place = deployed(tmp_path, strategy="rwt")
     assert not asked(place, "1").has_error()
-    with opened(ledger_of(place)) as index:
+    with open_index(ledger_of(place)) as index:
         index.rows.execute("UPDATE kept SET time = time - 200000 WHERE file LIKE 'runs/%'")
     shutil.rmtree(ledger_of(place).parent / "runs" / "1")
     assert not asked(place, "2").has_error()

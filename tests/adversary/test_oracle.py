@@ -470,7 +470,7 @@ def test_neither_are_ensembles_nor_visits(tmp_path):
 def sealed(tmp_path, monkeypatch, caplog):
     """Asks a hospital, as a member that signs whatever label it likes; why it refuses, or ""."""
     names = ("graz", "mallory", "stranger")
-    identities = {name: Identity.of(name, tmp_path / name) for name in names}
+    identities = {name: Identity.load(name, tmp_path / name) for name in names}
     members = {name: identities[name].member for name in names[:2]}
     graz = Seal(identities["graz"], members, "1")
     monkeypatch.setattr(request, "seal_for", lambda hospital, order: replace(graz, run=order.run))

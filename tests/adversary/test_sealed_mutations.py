@@ -59,7 +59,7 @@ class World:
 
     def __init__(self, folder):
         names = ("graz", "linz", "wien", "mallory")
-        self.identities = {name: Identity.of(name, folder / name) for name in names}
+        self.identities = {name: Identity.load(name, folder / name) for name in names}
         members = {name: self.identities[name].member for name in names[:3]}
         self.seals = {n: Seal(self.identities[n], members, "run-1") for n in names}
         arrays = {k: ArrayRecord({n: Array(a) for n, a in WEIGHTS.items()}) for k in "mb"}

@@ -136,7 +136,7 @@ class Finished:
         """A model at the end of the run, as arrays, and the label of its parcel."""
         own = self.store("graz") / "graz"
         seal = Seal(
-            Identity.of("graz", own / "identity"), read_members(own / "members"), self.state.run
+            Identity.load("graz", own / "identity"), read_members(own / "members"), self.state.run
         )
         parcel = parcels_of(self.state)[lineage]
         label = check_parcel(parcel)

@@ -10,8 +10,8 @@ import torch
 from audit.buffer import Attacked, attack_buffer, draw_copies, mix_copies
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer.attack import attack, held_out, shadow_attack
-from client_app.release.buffer.job import Job, frequent
+from client_app.release.buffer.attack import attack, held_out_halves, shadow_attack
+from client_app.release.buffer.job import Job, frequent_classes
 from client_app.release.buffer.stages import uphold
 from gan.presets import PRESETS
 from learning.intervals import Estimate
@@ -26,7 +26,7 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
         context(0, hospitals, config, **{"store-dir": str(tmp_path / "store")})
     )
     train = Samples(hospital.data.train.images, hospital.data.train.labels)
-    learnt = frequent(train, hospital.settings.release.min_class_images)
+    learnt = frequent_classes(train, hospital.settings.release.min_class_images)
     distance: Any = SimpleNamespace(name="untrained-squeeze")
     return Job(
         hospital=hospital,
@@ -92,7 +92,7 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     images = job.learnt.images[:50].repeat(6, 1, 1, 1)[:256]
     noise = 10 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     known = (images + noise).round().clamp(0, 255).to(torch.uint8)
-    first, second = held_out(job)
+    first, second = held_out_halves(job)
     halves = (first.images, second.images)
     found = attack_buffer(job.learnt.images, halves, known, 0.05, seed=0)
     assert found.verdict == "refused"
@@ -152,7 +152,7 @@ def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_p
     data = replace(data, test=test)
     job = replace(job, hospital=replace(job.hospital, data=data))
     of_image = {image.numpy().tobytes(): k for k, image in enumerate(test.images)}
-    halves = [{each.numpy().tobytes() for each in half.images} for half in held_out(job)]
+    halves = [{each.numpy().tobytes() for each in half.images} for half in held_out_halves(job)]
     assert not copied & (halves[0] | halves[1])
     rows = [[of_image[each] for each in half] for half in halves]
     assert not {*owners[rows[0]].tolist()} & {*owners[rows[1]].tolist()}

@@ -11,7 +11,7 @@ import torch
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
 from client_app.datasets.pool import LocalSamples
-from client_app.release.details import Details, Said
+from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.noise import TOLD, Noise
 from client_app.store import Store
@@ -47,7 +47,9 @@ def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
 def said(scores, model="m", seen=None):
     """Of test images, and of the training images if they have other scores, [n, K]."""
     test = torch.as_tensor(scores, dtype=torch.float32)
-    return Said(model, test, test if seen is None else torch.as_tensor(seen, dtype=torch.float32))
+    return Outputs(
+        model, test, test if seen is None else torch.as_tensor(seen, dtype=torch.float32)
+    )
 
 
 def saying(labels, classes=2, sure=0.8):

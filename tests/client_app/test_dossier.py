@@ -163,7 +163,7 @@ def test_one_that_was_edited_with_its_page_does_not_hold(sealed, command, signed
         "by another": store / "other",
         "as before": store / "identity",
     }
-    identity = Identity.of("graz", keys[signed]) if signed in keys else None
+    identity = Identity.load("graz", keys[signed]) if signed in keys else None
     told["checked"]["release-median-rank"] = 0.5
     write(path.parent, told, identity)
     if signed == "not":
@@ -302,7 +302,7 @@ def test_the_same_release_of_a_run_has_one_dossier(tmp_path):
 
 
 def test_nobody_else_reads_it(tmp_path):
-    write(tmp_path / "run", written(), Identity.of("graz", tmp_path / "identity"))
+    write(tmp_path / "run", written(), Identity.load("graz", tmp_path / "identity"))
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "run").iterdir()} == {0}
 
 

@@ -18,7 +18,7 @@ from client_app.__main__ import main
 from client_app.app import app
 from client_app.authority import ledger_view
 from client_app.authority.ledger import append, path_of, read
-from client_app.authority.ledger_index import LONGEST, BrokenLedger, opened
+from client_app.authority.ledger_index import LONGEST, BrokenLedger, open_index
 from client_app.authority.policy import PolicyError
 from client_app.errors import LedgerError
 from client_app.release.guard import guard
@@ -300,7 +300,7 @@ def test_a_message_reads_nothing_of_a_long_ledger_but_its_last_line(tmp_path):
 
     path = tmp_path / "ledger.jsonl"
     written(path, 2)
-    with opened(path) as index:
+    with open_index(path) as index:
         head, more = index.head(), path.read_bytes().splitlines(keepends=True)[-1] * 20_000
         index.file.write(more)
         lines, start, size = head.lines + 20_000, head.start + len(more), head.size + len(more)

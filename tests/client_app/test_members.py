@@ -11,7 +11,7 @@ from client_app.authority.identity import Identity
 from client_app.authority.members import (
     FIRST_USE,
     add_member,
-    announced,
+    announced_members,
     member_line,
     members_of,
     read_members,
@@ -28,13 +28,13 @@ from strategies.protocol.settings import SettingsError
 def identities(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     names = ("graz", "linz", "wien", "st.anna")
-    return {name: Identity.of(name, folder / name) for name in names}
+    return {name: Identity.load(name, folder / name) for name in names}
 
 
 def test_a_list_of_members_that_came_is_found_by_its_hash_and_no_other_is(tmp_path):
     def asked(members, named):
         order = Order(1, 1, "graz", [], "plain", "1", members=members)
-        return announced(Store(tmp_path), replace(order, members_hash=hash_members(named)))
+        return announced_members(Store(tmp_path), replace(order, members_hash=hash_members(named)))
 
     first, second = ["graz a", "linz b"], ["graz a", "linz b", "wien c"]
     with pytest.raises(ParcelError, match="a list of members that has not come"):
@@ -43,7 +43,7 @@ def test_a_list_of_members_that_came_is_found_by_its_hash_and_no_other_is(tmp_pa
     with pytest.raises(ParcelError, match="a list of members that has not come"):
         asked([], second)
     assert asked(second, second) == asked([], second) == second
-    assert announced(Store(tmp_path), Order(0, 0, "graz", [], "plain", "1")) == []
+    assert announced_members(Store(tmp_path), Order(0, 0, "graz", [], "plain", "1")) == []
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_hospital_prints_the_line_that_others_paste(site, tmp_path, monkeypatc
         assert command(monkeypatch, "identity", "--site", site, "--store-dir", tmp_path) == 0
     (line,) = set(capsys.readouterr().out.splitlines())
     (tmp_path / "members").write_text(f"# ours\n\n{line}\n")
-    own = Identity.of(site, tmp_path / site / "identity")
+    own = Identity.load(site, tmp_path / site / "identity")
     assert trusted(tmp_path / "members") == {site: str(own.member)}
 
 

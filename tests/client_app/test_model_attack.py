@@ -14,7 +14,7 @@ from client_app.authority.policy import Policy, PolicyError
 from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
 from client_app.store import Store
-from client_app.visit import _attacked_by
+from client_app.visit import Visit
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 
@@ -101,9 +101,13 @@ def test_when_models_are_attacked(tmp_path, last, limit, images, attacked):
     request = asked(tmp_path, last=last)
     request.order.images = images
     request.hospital.policy = SimpleNamespace(models=rules(limit))
-    assert (_attacked_by(request) is not None) == attacked
+    visit: Any = SimpleNamespace(request=request, network=Memorising([]), label=LABEL)
+    Visit.attack(visit)
+    assert (tmp_path / FILE).exists() == attacked
+    (tmp_path / FILE).unlink(missing_ok=True)
     request.hospital.policy = None  # a simulation
-    assert _attacked_by(request) is None
+    Visit.attack(visit)
+    assert not (tmp_path / FILE).exists()
 
 
 def test_a_deadline_is_kept(tmp_path):

@@ -198,7 +198,7 @@ def test_every_rule_is_explained_in_the_file_of_defaults():
 
 def test_the_file_of_defaults_says_where_the_members_are(tmp_path, monkeypatch, capsys):
     """Its command lists who takes part."""
-    key = str(Identity.of("linz", tmp_path / "key").member)
+    key = str(Identity.load("linz", tmp_path / "key").member)
     add_member(tmp_path / "graz" / "members", "linz", key)
     (line,) = [line for line in DEFAULTS.read_text("utf-8").splitlines() if line[:3] == "#  "]
     *_, module, name, site, _, folder, _ = line.split()

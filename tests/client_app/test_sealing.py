@@ -23,7 +23,7 @@ WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.fixture(scope="module")
 def identities(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
-    return {name: Identity.of(name, folder / name) for name in ("graz", "linz", "wien")}
+    return {name: Identity.load(name, folder / name) for name in ("graz", "linz", "wien")}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_head_of_another_kind_is_refused(head, seals):
 
 def test_of_two_processes_that_make_an_identity_one_wins(tmp_path, monkeypatch):
     path = tmp_path / "identity"
-    other = Identity.of("graz", tmp_path / "other")
+    other = Identity.load("graz", tmp_path / "other")
     link = os.link
 
     def slower(draft, place):
@@ -136,7 +136,7 @@ def test_of_two_processes_that_make_an_identity_one_wins(tmp_path, monkeypatch):
         link(draft, place)
 
     monkeypatch.setattr(os, "link", slower)
-    assert str(Identity.of("graz", path).member) == str(other.member)
+    assert str(Identity.load("graz", path).member) == str(other.member)
     assert {file.name for file in tmp_path.iterdir()} == {"identity", "other"}
 
 
@@ -147,7 +147,7 @@ def test_keys_that_cannot_be_kept_leave_no_draft(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", without_links)
     with pytest.raises(PermissionError):
-        Identity.of("graz", tmp_path / "identity")
+        Identity.load("graz", tmp_path / "identity")
     assert not list(tmp_path.iterdir())
 
 
@@ -199,7 +199,7 @@ def test_before_the_first_visit_that_is_the_hospital_itself(seals):
 
 
 def test_strangers_are_refused_and_read_nothing(seals, tmp_path):
-    stranger = Identity.of("linz", tmp_path / "stranger")
+    stranger = Identity.load("linz", tmp_path / "stranger")
     members = seals["graz"].members
     false = Seal(stranger, members, "run-1").close(parcel())  # calls itself linz
     with pytest.raises(ParcelError, match="names 'linz' as its sender and is not signed by it"):
@@ -239,30 +239,30 @@ def test_a_buffer_goes_to_all_without_its_parcel(seals):
 
 def test_an_identity_is_made_once_and_for_its_owner_alone(tmp_path):
     path = tmp_path / "store" / "graz" / "identity"
-    first, second = (Identity.of("graz", path) for _ in range(2))
+    first, second = (Identity.load("graz", path) for _ in range(2))
     assert str(first.member) == str(second.member)
     assert path.stat().st_mode & 0o777 == 0o600
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in path.parents[:2])
     assert [file.name for file in path.parent.iterdir()] == ["identity"]
     path.write_bytes(b"something else")
     with pytest.raises(OwnError) as refusal:
-        Identity.of("graz", path)
+        Identity.load("graz", path)
     assert "has 14 bytes; 64 are expected" in refusal.value.explain()
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o660])
 def test_keys_that_others_can_read_or_write_are_not_used(mode, tmp_path):
-    Identity.of("graz", tmp_path / "identity")
+    Identity.load("graz", tmp_path / "identity")
     (tmp_path / "identity").chmod(mode)
     with pytest.raises(OwnError) as refusal:
-        Identity.of("graz", tmp_path / "identity")
+        Identity.load("graz", tmp_path / "identity")
     assert "others can read or write" in refusal.value.explain()
 
 
 def test_a_link_that_leads_nowhere_is_no_identity(tmp_path):
     (tmp_path / "identity").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OwnError):
-        Identity.of("graz", tmp_path / "identity")
+        Identity.load("graz", tmp_path / "identity")
     assert [file.name for file in tmp_path.iterdir()] == ["identity"]
 
 

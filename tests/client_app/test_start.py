@@ -31,7 +31,7 @@ def place(tmp_path):
     """A hospital with a policy, members and an identity of its own."""
     place = deployed(tmp_path / SECRET)
     folder, config = tmp_path / SECRET, place.node_config
-    identity = Identity.of("graz", folder / "identity")
+    identity = Identity.load("graz", folder / "identity")
     (folder / "members").write_text("# ours\n" + member_line("graz", identity.member))
     config |= {name: str(folder / name) for name in ("identity", "members")}
     (folder / "policy.toml").write_text(DEFAULTS.read_text("utf-8"))

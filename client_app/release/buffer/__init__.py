@@ -32,7 +32,7 @@ from audit.buffer import ATTACKS
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
-from client_app.release.buffer.job import Job, Release, frequent
+from client_app.release.buffer.job import Job, Release, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
 from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
@@ -68,7 +68,7 @@ def make_buffer(
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     shown = train if large is None else train[torch.from_numpy(large)]
-    learnt = frequent(shown, settings.release.min_class_images)
+    learnt = frequent_classes(shown, settings.release.min_class_images)
     fingerprint = _fingerprint(train)
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]

@@ -48,7 +48,7 @@ def attack(
     """
     release = job.hospital.settings.release
     members = sample(job.learnt, len(job.learnt)).images  # shuffled, since classes are in order
-    first, second = held_out(job)
+    first, second = held_out_halves(job)
     limit, halves = release.max_membership, (first.images, second.images)
     found = attack_buffer(members, halves, samples.images, limit, job.seed)
     # A shadow of a sampler with a guarantee would spend privacy budget.
@@ -88,7 +88,7 @@ def shadow_attack(
     return shadow_trial(everyone.images, len(job.learnt), samples.images, count, draw)
 
 
-def held_out(job: Job) -> tuple[Samples, Samples]:
+def held_out_halves(job: Job) -> tuple[Samples, Samples]:
     """Two halves of the test images of learnt classes; each patient is in one half.
 
     Copies of training images are left out, since they are members.

@@ -94,7 +94,7 @@ class Release:
         return cls(samples.to(device), dict(figures), attacked)
 
 
-def frequent(samples: Samples, fewest: int) -> Samples:
+def frequent_classes(samples: Samples, fewest: int) -> Samples:
     """The samples of classes with at least `fewest` images; smaller classes would be memorised."""
     return samples[torch.bincount(samples.labels)[samples.labels] >= fewest]
 

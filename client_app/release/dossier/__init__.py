@@ -24,5 +24,5 @@ def keep_dossier(request: Request, release: Release) -> str:
     """
     hospital = request.hospital
     folder = hospital.store.folder / "dossiers" / request.run.folder.name
-    identity = Identity.of(hospital.name, hospital.identity) if hospital.policy else None
+    identity = Identity.load(hospital.name, hospital.identity) if hospital.policy else None
     return write(folder, contents(request, release), identity)
