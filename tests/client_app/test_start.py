@@ -178,7 +178,7 @@ CASES = [
         written("[runs]\nmax-rounds = -1"),
         "line 2: The setting 'runs.max-rounds' is",
     ),
-    ("policy.toml", written("[images]\nmin-test-fraction = 10"), "it must be 0 to 1"),
+    ("policy.toml", written("[release]\nmin-quantile = 10"), "it must be 0 to 1"),
     (
         "policy.toml",
         written("[privacy]\nmax-epsilon = nan"),
