@@ -65,38 +65,24 @@ SHADOWS = "shadow generators"
 
 @dataclass(frozen=True)
 class Trial:
-    """One attack on the buffer.
+    """One attack on the buffer."""
 
-    Attributes:
-        attack: Its name.
-        worth: Its success, beside its negative control.
-        held_out_auc: AUC on others against others, where there is nothing to find.
-        held_out_tpr: True positive rate on others against others.
-        leak_auc: The leak by the excess of its AUC.
-        leak_tpr: The leak by the excess of its true positive rate at 1 % false positives.
-    """
-
-    attack: str
-    worth: Contrast
-    held_out_auc: Estimate
-    held_out_tpr: Estimate
-    leak_auc: Estimate
-    leak_tpr: Estimate
+    attack: str  # its name
+    worth: Contrast  # its success, beside its negative control
+    held_out_auc: Estimate  # AUC on others against others, where there is nothing to find
+    held_out_tpr: Estimate  # true positive rate on others against others
+    leak_auc: Estimate  # the leak by the excess of its AUC
+    leak_tpr: Estimate  # the leak by the excess of its true positive rate at 1 % false positives
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A sampler's claim of ε, and the lower bound that attacks prove.
+    """A sampler's claim of ε, and the lower bound that attacks prove."""
 
-    Attributes:
-        epsilon: ε of the claim.
-        delta: δ of the claim.
-        audited: The ε that the attacks prove, with 95 % confidence (epsilon.py), if the buffer's
-            answers about different images are independent.
-    """
-
-    epsilon: float
-    delta: float
+    epsilon: float  # ε of the claim
+    delta: float  # δ of the claim
+    # The ε that the attacks prove, with 95 % confidence (epsilon.py), if the buffer's answers about
+    # different images are independent
     audited: float
 
     @property
@@ -107,27 +93,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Attacked:
-    """The results of the attacks on a buffer.
+    """The results of the attacks on a buffer."""
 
-    Attributes:
-        limit: The most that may leak (`release.max-membership`).
-        members: Training images of the sampler.
-        others: Images outside of the training set that are scored.
-        references: Images of the smaller half, which an attacker knows.
-        synthetic: Images of the buffer.
-        trials: One for each attack; none if there are too few images, or there is no limit.
-        noticed: The least share of near-copies that is noticed; None if none is.
-        bound: The claim and the proven ε; None without a claim or without trials.
-    """
-
-    limit: float
-    members: int
-    others: int
-    references: int
-    synthetic: int
+    limit: float  # the most that may leak (`release.max-membership`)
+    members: int  # training images of the sampler
+    others: int  # images outside of the training set that are scored
+    references: int  # images of the smaller half, which an attacker knows
+    synthetic: int  # images of the buffer
+    # One for each attack; none if there are too few images, or there is no limit
     trials: tuple[Trial, ...] = ()
-    noticed: float | None = None
-    bound: Bound | None = None
+    noticed: float | None = None  # the least share of near-copies that is noticed; None if none is
+    bound: Bound | None = None  # the claim and the proven ε; None without a claim or without trials
 
     @property
     def leak(self) -> Estimate | None:
@@ -174,11 +150,7 @@ class Attacked:
         return replace(self, bound=Bound(epsilon, delta, max(proven)))
 
     def report(self, untested: bool) -> Report:
-        """The report of the attacks.
-
-        Args:
-            untested: Whether a buffer may leave for which the attacks give no decision.
-        """
+        """The report; `untested`: a buffer may leave for which the attacks give no decision."""
         refusal = ""
         if self.leaks:
             refusal = (
@@ -201,11 +173,7 @@ class Attacker:
     """An attacker with synthetic images and references."""
 
     def __init__(self, synthetic: Tensor, references: Tensor) -> None:
-        """Prepare both attacks.
-
-        Args:
-            synthetic: uint8 [S, C, H, W].
-            references: uint8 [R, C, H, W], outside of the training set.
+        """Prepare both attacks; references uint8 [R, C, H, W] are outside of the training set.
 
         Raises:
             ValueError: There are fewer than four synthetic images or references.
@@ -241,12 +209,12 @@ ATTACKS = {"nearest neighbour": Attacker.neighbour_scores, "density": Attacker.d
 def attack_buffer(
     members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
 ) -> Attacked:
-    """Attack synthetic images.
+    """Attack synthetic images uint8 [S, C, H, W].
 
     Args:
         members: uint8 [N, C, H, W], in a random order.
         halves: The two halves of the others.
-        synthetic: uint8 [S, C, H, W].
+        synthetic: The images.
         limit: The most that may leak.
         seed: Seed of the positive control.
     """
@@ -321,12 +289,7 @@ def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
 
 
 def nearness(images: Tensor, synthetic: Tensor) -> Scores:
-    """Minus the log distance [N] of each image to the nearest synthetic image.
-
-    Args:
-        images: uint8 [N, C, H, W].
-        synthetic: uint8 [S, C, H, W].
-    """
+    """Minus the log distance [N] of each image uint8 [N, C, H, W] to the nearest synthetic one."""
     known = small(synthetic)
     distances = torch.stack([_nearest(small(each), known) for each in mirrorings(images)]).amin(0)
     return np.asarray(-distances.log().cpu().numpy(), dtype=float)

@@ -112,16 +112,16 @@ class Auditor:
         reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:
             # The distance of an image is a fact about the patient with the nearest image.
-            told = "Too many of them are too near to a training image (release.quantile)."
-            named = "; ".join(self._why(i, images) for i in refused[:NAMED])
+            text = "Too many of them are too near to a training image (release.quantile)."
+            named = "; ".join(self._describe(i, images) for i in refused[:NAMED])
             more = ", ..." if len(refused) > NAMED else "."
-            reasons[told] = (
+            reasons[text] = (
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
         if p < LEVEL:
-            told = "As a whole they are nearer to its training images than to others."
-            reasons[told] = (
+            text = "As a whole they are nearer to its training images than to others."
+            reasons[text] = (
                 f"{share:.0%} of the images are nearer to a training image than to a held-out one. "
                 f"A share of {p:.2g} of generators that have memorised nothing comes as near; the "
                 f"limit is {LEVEL:g}."
@@ -174,13 +174,13 @@ class Auditor:
     def _exact_copies(self, images: Tensor) -> Tensor:
         return torch.tensor([_hash(each) in self.hashes for each in images], device=images.device)
 
-    def _why(self, index: int, images: Tensor) -> str:
+    def _describe(self, index: int, images: Tensor) -> str:
         image = images[index : index + 1]
         if self._exact_copies(image):
             return f"{index} (a copy)"
         residuals = self._search_once(image).residuals[0].exp().tolist()
-        measured = zip(SCORES, residuals, strict=True)
-        return f"{index} (unexplained " + ", ".join(f"{k} {v:.3f}" for k, v in measured) + ")"
+        parts = (f"{name} {share:.3f}" for name, share in zip(SCORES, residuals, strict=True))
+        return f"{index} (unexplained {', '.join(parts)})"
 
 
 def nearness_test(

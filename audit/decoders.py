@@ -26,28 +26,21 @@ HIDDEN, STEPS, BATCH, LEARNING_RATE, EVERY = 512, 600, 128, 3e-3, 100
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The attacker's training data.
+    """The attacker's training data."""
 
-    Attributes:
-        centres: Means of embeddings, in units of their coordinates' spread, float64 [n, k].
-        noise: Variances around these means, [n, k].
-        pixels: Pixels of the images, float [n, P].
-        classes: The class of each image as a row with a single 1, [n, K].
-    """
-
-    centres: Tensor
-    noise: Tensor
-    pixels: Tensor
-    classes: Tensor
+    centres: Tensor  # means of embeddings, in units of their coordinates' spread, float64 [n, k]
+    noise: Tensor  # variances around these means, [n, k]
+    pixels: Tensor  # pixels of the images, float [n, P]
+    classes: Tensor  # the class of each image as a row with a single 1, [n, K]
 
     def class_means(self, rows: Tensor, classes: Tensor) -> Tensor:
         """The mean [m, .] of the rows [n, .] of each class in `classes` [m, K].
 
         A class with fewer than `FEW` known images has the mean of all rows.
         """
-        of = self.classes.to(rows.dtype)
-        counts = of.sum(0)[:, None]
-        means = torch.where(counts >= FEW, of.T @ rows / counts.clamp(min=1), rows.mean(0))
+        members = self.classes.to(rows.dtype)
+        counts = members.sum(0)[:, None]
+        means = torch.where(counts >= FEW, members.T @ rows / counts.clamp(min=1), rows.mean(0))
         return means[classes.argmax(dim=1)]
 
 
@@ -75,7 +68,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
     variances, directions = torch.linalg.eigh(covariance)  # [k], [k, k]
     slopes = directions.T @ (centres.T @ pixels.double() / len(centres))  # [k, P]
     for penalty in PENALTIES:
-        _check(deadline)
+        check_deadline(deadline)
         yield base + (values @ directions @ (slopes / (variances + penalty)[:, None])).float()
 
     # The network sees each direction as large as any other.
@@ -88,7 +81,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=0.1)
     scale, deviations = float(pixels.std()) or 1.0, known.noise.sqrt()
     for step in range(1, STEPS + 1):
-        _check(deadline)
+        check_deadline(deadline)
         batch = torch.randint(len(centres), (BATCH,))
         drawn = centres[batch] + deviations[batch] * torch.randn(BATCH, len(whiten))
         drawn = torch.cat([drawn @ whiten, known.classes[batch]], dim=1).float()
@@ -101,6 +94,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
                 yield base + scale * network(seen)
 
 
-def _check(deadline: float) -> None:
+def check_deadline(deadline: float) -> None:
+    """Refuse (DeadlineError) to go on after a deadline, on the clock of `time.monotonic`."""
     if time.monotonic() > deadline:
         raise DeadlineError("The check of embeddings took longer than allowed.")

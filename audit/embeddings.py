@@ -20,7 +20,6 @@ n images, embeddings of m of them leave, d coordinates of µ, k numbers that lea
 """
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,9 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
-from audit.decoders import Known, guesses
+from audit.decoders import Known, check_deadline, guesses
 from audit.report import Report
-from learning.errors import DeadlineError
 from learning.randomness import seeded
 from learning.samples import Samples
 
@@ -46,20 +44,14 @@ SHOWN = 16  # images in a picture
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """An encoder's output for all training images of a hospital.
+    """An encoder's output for all training images of a hospital."""
 
-    Attributes:
-        kind: The numbers that leave for an image, a key of
-            `strategies.protocol.embeddings.PARTS`: `sampled` µ + σε, `stats` µ and σ², `ebr` f(x).
-        samples: The images and their classes, n.
-        means: µ or f(x), [n, d].
-        variances: σ², [n, d]; 0 for `ebr`.
-    """
-
+    # The numbers that leave for an image, a key of `strategies.protocol.embeddings.PARTS`:
+    # `sampled` µ + σε, `stats` µ and σ², `ebr` f(x)
     kind: str
-    samples: Samples
-    means: Tensor
-    variances: Tensor
+    samples: Samples  # the images and their classes, n
+    means: Tensor  # µ or f(x), [n, d]
+    variances: Tensor  # σ², [n, d]; 0 for `ebr`
 
     def outgoing(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the numbers that would leave for each image, float64 [n, k]."""
@@ -135,8 +127,7 @@ def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) 
     precision = 1 / variances
     shares, own, nearest = [], [], []
     for begin in range(0, len(values), BLOCK):
-        if time.monotonic() > deadline:
-            raise DeadlineError("The check of embeddings took longer than allowed.")
+        check_deadline(deadline)
         some = values[begin : begin + BLOCK]
         images = torch.arange(begin, begin + len(some))[:, None]
         # -2 log N(z; µ, σ²), up to a constant.

@@ -62,6 +62,4 @@ def audited_epsilon(
 
 
 def _log_ratio(numerator: float, denominator: float) -> float:
-    if numerator <= 0:
-        return -inf
-    return log(numerator / denominator)
+    return log(numerator / denominator) if numerator > 0 else -inf

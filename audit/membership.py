@@ -24,51 +24,41 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Success:
-    """The success of an attack.
+    """The success of an attack."""
 
-    Attributes:
-        members: The number of members that were scored.
-        others: The number of others that were scored.
-        auc: AUC of members against others; interval by Hanley and McNeil (Radiology 143, 1982).
-        accuracy: The mean of the shares of members and of others with the right answer.
-        tpr: Share of members above a threshold that at most 1 % of others exceed, with the interval
-            of Clopper and Pearson (Biometrika 26, 1934).
-        fpr: Share of others above this threshold, with the same kind of interval.
-    """
-
-    members: int
-    others: int
+    members: int  # the number of members that were scored
+    others: int  # the number of others that were scored
+    # AUC of members against others; interval by Hanley and McNeil (Radiology 143, 1982)
     auc: Estimate
-    accuracy: Estimate
+    accuracy: Estimate  # the mean of the shares of members and of others with the right answer
+    # Share of members above a threshold that at most 1 % of others exceed, with the interval of
+    # Clopper and Pearson (Biometrika 26, 1934)
     tpr: Estimate
-    fpr: Estimate
+    fpr: Estimate  # share of others above this threshold, with the same kind of interval
 
 
 def success(members: Scores, others: Scores, threshold: float) -> Success:
-    """The success of an attack, from its scores.
+    """The success of an attack, from scores [M] of members and [O] of others, M, O > 0.
 
-    Args:
-        members: Scores [M], M > 0; the higher, the likelier a member.
-        others: Scores [O], O > 0.
-        threshold: For the accuracy, from other data: a score at or above it means a member.
+    For the accuracy, a score at or above `threshold`, which comes from other data, means a member.
     """
-    told = clopper_pearson(int((members >= threshold).sum()), len(members))
+    found = clopper_pearson(int((members >= threshold).sum()), len(members))
     spared = clopper_pearson(int((others < threshold).sum()), len(others))
     passing = strictest(others)
     return Success(
         len(members),
         len(others),
         auc(members, others),
-        combine((0.5, 0.5), (told, spared), None),
+        combine((0.5, 0.5), (found, spared), None),
         clopper_pearson(int((members > passing).sum()), len(members)),
         clopper_pearson(int((others > passing).sum()), len(others)),
     )
 
 
-def strictest(others: Scores, rate: float = FALSE_POSITIVES) -> float:
-    """The lowest score [O] of others that at most a share `rate` of them exceed."""
+def strictest(others: Scores) -> float:
+    """The lowest score [O] of others that at most a share `FALSE_POSITIVES` of them exceed."""
     ordered = np.sort(others)
-    return float(ordered[len(ordered) - 1 - int(rate * len(ordered))])
+    return float(ordered[len(ordered) - 1 - int(FALSE_POSITIVES * len(ordered))])
 
 
 def auc(members: Scores, others: Scores) -> Estimate:
@@ -89,28 +79,21 @@ def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
 
 @dataclass(frozen=True)
 class Contrast:
-    """The success of an attack beside its negative control, where there is nothing to find.
+    """The success of an attack beside its negative control, where there is nothing to find."""
 
-    Attributes:
-        attack: Success on members and others.
-        control_auc: AUC of members against members, over many random splits with as many others as
-            in the attack: the mean, and the range of 95 % of the splits.
-        control_tpr: The same for the true positive rate. Its mean is above 1 % if others are few.
-        excess_auc: AUC of the attack minus that of its control.
-        excess_tpr: The same for the true positive rate.
-    """
-
-    attack: Success
+    attack: Success  # success on members and others
+    # AUC of members against members, over many random splits with as many others as in the attack:
+    # the mean, and the range of 95 % of the splits
     control_auc: Estimate
+    # The same for the true positive rate. Its mean is above 1 % if others are few.
     control_tpr: Estimate
-    excess_auc: Estimate
-    excess_tpr: Estimate
+    excess_auc: Estimate  # AUC of the attack minus that of its control
+    excess_tpr: Estimate  # the same for the true positive rate
 
     def leaks(self, reach: float = 1.0) -> tuple[Estimate, Estimate]:
         """The excesses of AUC and of true positive rate, as shares of the largest possible ones.
 
-        Args:
-            reach: The share of members that an attack could find at all.
+        `reach` is the share of members that an attack could find at all.
         """
         most = (0.5 * reach, (1 - FALSE_POSITIVES) * reach)
         by_auc, by_tpr = (
@@ -119,9 +102,9 @@ class Contrast:
         )
         return by_auc, by_tpr
 
-    def leak(self, reach: float = 1.0) -> Estimate:
+    def leak(self) -> Estimate:
         """The leak with the higher lower end: 0 is nothing, 1 is the largest possible excess."""
-        return max(self.leaks(reach), key=lambda each: each.low)
+        return max(self.leaks(), key=lambda each: each.low)
 
 
 def exceeds(leak: Estimate, limit: float) -> bool:
@@ -129,17 +112,13 @@ def exceeds(leak: Estimate, limit: float) -> bool:
     return leak.low > 0 and leak.high > limit
 
 
-def contrast(members: Scores, others: Scores, seed: int = 0, draws: int = 200) -> Contrast:
-    """Compare the success of an attack with its negative control.
+def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
+    """Compare the success of an attack with its negative control, over `draws` random splits.
 
-    Args:
-        members: Scores [M], M > 1; the higher, the likelier a member.
-        others: Scores [O], O > 0.
-        seed: Seed of the random splits.
-        draws: The number of random splits.
+    Scores are of members [M], M > 1, and of others [O], O > 0.
     """
     worth = success(members, others, threshold=float(np.median(members)))
-    controls = control(members, min(len(others), len(members) // 2), seed, draws)
+    controls = control(members, min(len(others), len(members) // 2), draws)
     excesses = [
         combine((1.0, -1.0), pair, None)
         for pair in zip((worth.auc, worth.tpr), controls, strict=True)
@@ -147,16 +126,12 @@ def contrast(members: Scores, others: Scores, seed: int = 0, draws: int = 200) -
     return Contrast(worth, *controls, *excesses)
 
 
-def control(scores: Scores, few: int, seed: int = 0, draws: int = 200) -> tuple[Estimate, Estimate]:
+def control(scores: Scores, few: int, draws: int = 200) -> tuple[Estimate, Estimate]:
     """AUC and true positive rate of an attack on images of one kind, as `Contrast` has them.
 
-    Args:
-        scores: Scores of the images [N].
-        few: The number of images that count as others, 0 < few < N.
-        seed: Seed of the random splits.
-        draws: The number of random splits.
+    In each of `draws` random splits of the scores [N], `few` images count as others, 0 < few < N.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     # Ties are broken at random: an equal score of all images says less about the next image.
     ranks = rankdata(rng.permutation(scores), method="ordinal")
     areas, rates = np.empty(draws), np.empty(draws)

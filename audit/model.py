@@ -19,6 +19,7 @@ Shapes: `N` images, `K` classes.
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from math import ceil
 from statistics import mean
 
@@ -41,15 +42,10 @@ BATCH, LEARNING_RATE = 64, 0.01
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A model's predictions for images.
+    """A model's predictions for images."""
 
-    Attributes:
-        probabilities: Probabilities of the classes, [N, K].
-        labels: True classes, int64 [N].
-    """
-
-    probabilities: Tensor
-    labels: Tensor
+    probabilities: Tensor  # probabilities of the classes, [N, K]
+    labels: Tensor  # true classes, int64 [N]
 
     def __getitem__(self, chosen: Tensor) -> "Predictions":
         return Predictions(self.probabilities[chosen], self.labels[chosen])
@@ -67,13 +63,13 @@ class Predictions:
 def audit_model(
     members: Predictions, others: Predictions, limit: float, seeds: int = 0, epochs: int = EPOCHS
 ) -> Report:
-    """Attack a model by its loss, and by networks.
+    """Attack a model by its loss, and by `seeds` networks if there are enough images.
 
     Args:
         members: The model's predictions for training images, more than one.
         others: Its predictions for other images, one or more.
         limit: The most that may leak.
-        seeds: The number of networks that attack it, too; none if there are too few images.
+        seeds: The number of networks.
         epochs: Epochs of each network.
 
     Returns:
@@ -166,11 +162,9 @@ def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: 
     """The network after the epoch with the least loss on the images for the choice."""
     inputs, truth = train
     layers: list[nn.Module] = []
-    width = inputs.shape[1]
-    for wider in WIDTHS:
-        layers += [nn.Linear(width, wider), nn.ReLU()]
-        width = wider
-    network = nn.Sequential(*layers, nn.Linear(width, 1)).to(inputs.device)
+    for narrow, wide in pairwise((inputs.shape[1], *WIDTHS)):
+        layers += [nn.Linear(narrow, wide), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 1)).to(inputs.device)
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [max(1, 3 * epochs // 4)])
     best, kept = float("inf"), deepcopy(network.state_dict())

@@ -24,13 +24,7 @@ class Ranks:
     """
 
     def __init__(self, residuals: Tensor, labels: Tensor, classes: int) -> None:
-        """Learn from held-out images.
-
-        Args:
-            residuals: [M, S].
-            labels: Their classes, int64 [M].
-            classes: Number of classes.
-        """
+        """Learn from the residuals [M, S] of held-out images of classes int64 [M]."""
         residuals = residuals.double()
         mean, variance = residuals.mean(dim=0), residuals.var(dim=0, unbiased=False)
         self.mean, self.scale = mean.repeat(classes, 1), variance.repeat(classes, 1)

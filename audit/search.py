@@ -36,8 +36,17 @@ from torch import Tensor
 from torch.nn.functional import conv2d, grid_sample, interpolate, pad, unfold
 
 SCORES = (
-    *("aligned", "mixed", "altered", "moved", "moved and altered", "alone"),
-    *("bent", "in parts", "shrunken", "in colour", "of a patient"),
+    "aligned",
+    "mixed",
+    "altered",
+    "moved",
+    "moved and altered",
+    "alone",
+    "bent",
+    "in parts",
+    "shrunken",
+    "in colour",
+    "of a patient",
 )
 SIDE, COARSE = 32, 12  # pixels a side for the comparison of images, and for the search of windows
 MIDDLE = 0.75  # side of the middle of an image that is searched for in others, as a share
@@ -86,11 +95,9 @@ class Search:
     """Searches images for copies of training images."""
 
     def __init__(self, training: Tensor, patients: Tensor | None = None) -> None:
-        """Prepare the search.
+        """Prepare the search in images [M, C, H, W] uint8.
 
-        Args:
-            training: Images [M, C, H, W] uint8.
-            patients: The patient of each image, int64 [M]; None = a patient for each image.
+        The patients of images are int64 [M]; None = a patient for each image.
         """
         self.patients = torch.arange(len(training)) if patients is None else patients
         self.patients = self.patients.to(training.device)
@@ -110,14 +117,9 @@ class Search:
         self.rough = _whitening(self._windows(some, at, self.pixels), ROUGH)
         small = _frames(self.small[learnt]).flatten(0, 1)
         self.coarse = _whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
-        self.windows = torch.stack(
-            [
-                _unit(
-                    self._windows(self.small, pose.expand(len(training), 4), WINDOW) @ self.coarse
-                )
-                for pose in self.poses
-            ]
-        )  # [P, M, F]
+        everywhere = (pose.expand(len(training), 4) for pose in self.poses)
+        windows = (self._windows(self.small, pose, WINDOW) for pose in everywhere)
+        self.windows = torch.stack([_unit(each @ self.coarse) for each in windows])  # [P, M, F]
         self.soft = blur(self.whole, SOFT)
         self.block = min(max(BLOCK, self.whole.shape[-1] // BLOCKS), self.whole.shape[-1])
         self.fine = torch.eye(self.block**2, device=training.device)
@@ -179,13 +181,12 @@ class Search:
         family = [_sample(each, *where) for each in self._family(index)]
         explained["moved"] = self._alike(targets, _vectors(family[0]).view_as(targets)).square()
         explained["moved and altered"] = _explain_altered(targets, family)
-        residuals = {
-            name: (1 - each).clamp(min=LEAST).log() for name, each in explained.items()
-        }  # [n, candidates]
+        # [n, candidates]
+        residuals = {k: (1 - each).clamp(min=LEAST).log() for k, each in explained.items()}
         moved = residuals["moved"]
         residuals["alone"] = moved - moved.median(dim=1, keepdim=True).values
-        found = [torch.cat([aligned, index], 1), torch.cat([orientation, frame], 1)]
-        residuals["bent"], residuals["in parts"] = self._parts(framed, *found)
+        indices, frames = torch.cat([aligned, index], 1), torch.cat([orientation, frame], 1)
+        residuals["bent"], residuals["in parts"] = self._parts(framed, indices, frames)
         parts = [x for axis in (2, 3) for x in whole.chunk(2, axis)]
         parts += [x for half in parts[:2] for x in half.chunk(2, 3)]
         residuals["shrunken"] = self._elsewhere(parts, self.tiny_known)
@@ -201,8 +202,8 @@ class Search:
         each = every[:, None]
         return (
             torch.stack([residuals[name].amin(dim=1) for name in SCORES], 1),
-            torch.cat([aligned, index], 1).gather(1, each)[:, 0],
-            torch.cat([orientation, frame], 1).gather(1, each)[:, 0],
+            indices.gather(1, each)[:, 0],
+            frames.gather(1, each)[:, 0],
             torch.cat([zero, pose], 1)[rows[:, 0], every],
         )
 
@@ -441,12 +442,10 @@ def _vectors(images: Tensor) -> Tensor:
 
 
 def _whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
-    """A matrix [values, F] that makes the second moments of vectors nearly equal.
+    """A matrix [values, F] that makes the second moments of vectors [n, values] nearly equal.
 
-    Args:
-        vectors: [n, values].
-        added: Addend to each eigenvalue, as a share of their mean; more of it whitens less.
-        most: The number of eigenvectors that are kept, with the largest eigenvalues.
+    `added` is added to each eigenvalue, as a share of their mean; more of it whitens less. The
+    `most` eigenvectors with the largest eigenvalues are kept.
     """
     values, axes = torch.linalg.eigh((vectors.T @ vectors).double() / len(vectors))
     values, axes = values.clamp(min=0).flip(0), axes.flip(1)

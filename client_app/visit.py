@@ -235,7 +235,7 @@ def _private_steps(
         raise ParcelError("With train.dp a model may train on the hospital's own images only.")
     check_network(network)
     owners = hospital.data.train.patients
-    plan, dp = Plan.of(owners, settings.batch_size), settings.dp
+    plan, dp = Plan.make(owners, settings.batch_size), settings.dp
     allowed = "below one over the number of patients (or images) that a hospital trains on"
     require(dp.delta * len(np.unique(owners)) < 1, "train.dp.delta", dp.delta, allowed)
     place = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"

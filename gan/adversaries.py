@@ -37,19 +37,12 @@ PATH_MEMORY = 0.01  # weight of the newest path length in their running mean
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Training data of a generative model.
+    """Training data of a generative model."""
 
-    Attributes:
-        images: uint8 [N, C, R, R], R the preset's resolution.
-        labels: int64 [N].
-        classes: Number of classes; a class without images is never drawn.
-        fingerprint: A text that changes with the images and labels.
-    """
-
-    images: Tensor
-    labels: Tensor
-    classes: int
-    fingerprint: str
+    images: Tensor  # uint8 [N, C, R, R], R the preset's resolution
+    labels: Tensor  # int64 [N]
+    classes: int  # number of classes; a class without images is never drawn
+    fingerprint: str  # a text that changes with the images and labels
 
 
 @dataclass(frozen=True)

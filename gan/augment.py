@@ -15,11 +15,7 @@ from torch.nn import functional as F
 
 
 class Controller:
-    """Adapts the probability of augmentation to the overfitting of the discriminator.
-
-    Attributes:
-        p: Probability with which each change is made.
-    """
+    """Adapts the probability `p` of each augmentation to the overfitting of the discriminator."""
 
     EVERY = 4  # batches from one change of p to the next (section 3)
 
@@ -47,12 +43,9 @@ class Controller:
 
 
 def augment(images: Tensor, p: float, mirror: bool) -> Tensor:
-    """Change images [N, C, H, W] in [-1, 1] at random, differentiably.
+    """Change images [N, C, H, W] in [-1, 1], C = 1 or 3, at random, differentiably.
 
-    Args:
-        images: Images of one or three channels.
-        p: Probability of each change; 0 = images stay as they are.
-        mirror: Whether images may be mirrored.
+    Each change has the probability `p`; 0 = images stay as they are.
     """
     return _recolour(_move(images, p, mirror), p) if p > 0 else images
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gan.adversaries import Adversaries
-from gan.schedule import Progress, Standing
+from gan.schedule import Check, Standing
 
 VERSION = 3  # of networks, losses and checks; checkpoints of another version are refused
 
@@ -31,11 +31,7 @@ class Checkpoints:
         self.first_phase = f"version {VERSION}, {first_phase}"
 
     def borrow(self, others: Iterable[Path]) -> None:
-        """Copy phase 1 from a training that differs only in its privacy term, if there is one.
-
-        Args:
-            others: Folders of trainings.
-        """
+        """Copy phase 1 from a training that differs only in its privacy term, if there is one."""
         for folder in sorted(others):
             if (folder / "checkpoint.pt").exists():
                 content = _read(folder / "checkpoint.pt")
@@ -108,5 +104,5 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _standing(content: dict[str, Any]) -> Standing:
-    progress = [Progress(**each) for each in content["standing"]["progress"]]
+    progress = [Check(**each) for each in content["standing"]["progress"]]
     return Standing(**{**content["standing"], "progress": progress})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gan.adversaries import Adversaries
 from gan.presets import Preset
-from gan.schedule import Progress, Standing
+from gan.schedule import Check, Standing
 from gan.synthesis import balanced_labels, render, save_grid
 
 SHOWN, SHOWN_PIXELS = 160, 2**20  # most images, and pixels, in a picture of the progress
@@ -22,21 +22,14 @@ COLUMNS = 16  # images in its row
 
 @dataclass(frozen=True, eq=False)
 class Checks:
-    """Checks with the same latents, noise and classes every time.
+    """Checks with the same latents, noise and classes every time."""
 
-    Attributes:
-        labels: Labels of the real images, int64 [N], on the CPU.
-        preset: Sizes and schedules.
-        frechet: Distance of uint8 images [n, C, R, R] from the real ones.
-        seed: Seed of latents and noise.
-    """
+    labels: Tensor  # labels of the real images, int64 [N], on the CPU
+    preset: Preset  # sizes and schedules
+    frechet: Callable[[Tensor], float]  # distance of uint8 images [n, C, R, R] from the real ones
+    seed: int  # seed of latents and noise
 
-    labels: Tensor
-    preset: Preset
-    frechet: Callable[[Tensor], float]
-    seed: int
-
-    def measure(self, networks: Adversaries, standing: Standing) -> Progress:
+    def measure(self, networks: Adversaries, standing: Standing) -> Check:
         """Measure the standing of the training, and start new sums of losses.
 
         Raises:
@@ -60,7 +53,7 @@ class Checks:
                 f"losses {d_mean:.3g} and {g_mean:.3g}, privacy distance {apart:.3g}, Fréchet "
                 f"distance {score:.3g}. Lower the learning rate or raise r1_gamma."
             )
-        return Progress(
+        return Check(
             phase=standing.phase,
             iteration=standing.iteration,
             iterations_per_second=steps / (standing.seconds - (before.seconds if before else 0.0)),

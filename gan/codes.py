@@ -13,7 +13,7 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` cod
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -78,14 +78,12 @@ EFFORTS: dict[str, Effort] = {  # by the GAN's preset
         network="small",
         network_steps=300,
     ),
-    "small": Effort(
+    "small": replace(
+        _PAPER,
         images=200,
         projection_steps=200,
         projections=1,
         paths=20,
-        points=50,
-        path_steps=100,
-        average_steps=100,
         network="small",
         network_steps=1_000,
     ),
@@ -96,29 +94,17 @@ EFFORTS: dict[str, Effort] = {  # by the GAN's preset
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The input of code sets.
+    """The input of code sets."""
 
-    Attributes:
-        generator: A trained generator, on the images' device.
-        images: Training images [N, C, R, R] in [-1, 1].
-        labels: Their classes, int64 [N].
-        distance: The perceptual distance, on the same device.
-        effort: Effort of the search.
-        mirror: Whether mirrored and turned images are plausible.
-        folder: Folder of slow results, for one generator, these images and this effort.
-        seed: Seed of all randomness; torch's global generators do not change.
-        deadline: Time limit, on the clock of `time.monotonic`.
-    """
-
-    generator: Generator
-    images: Tensor
-    labels: Tensor
-    distance: PairwiseLPIPS
-    effort: Effort
-    mirror: bool
-    folder: Path
-    seed: int
-    deadline: float
+    generator: Generator  # a trained generator, on the images' device
+    images: Tensor  # training images [N, C, R, R] in [-1, 1]
+    labels: Tensor  # their classes, int64 [N]
+    distance: PairwiseLPIPS  # the perceptual distance, on the same device
+    effort: Effort  # effort of the search
+    mirror: bool  # whether mirrored and turned images are plausible
+    folder: Path  # folder of slow results, for one generator, these images and this effort
+    seed: int  # seed of all randomness; torch's global generators do not change
+    deadline: float  # time limit, on the clock of `time.monotonic`
 
     def projection(self, again: int = 0) -> Projection:
         """The codes of all images; another value of `again` means a search with other noise.
@@ -187,16 +173,9 @@ class Source:
 
 
 class CodeSet(ABC):
-    """The codes of each class by one method, such as PLAN, LCI or k-SALSA.
+    """The codes of each class by one method, such as PLAN, LCI or k-SALSA."""
 
-    Args:
-        source: The input.
-
-    Attributes:
-        name: Prefix of the names of the set's files.
-    """
-
-    name = ""
+    name = ""  # prefix of the names of the set's files
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -224,12 +203,7 @@ class CodeSet(ABC):
 
 
 class Deck:
-    """Codes to draw without replacement; a class starts again when all its codes are drawn.
-
-    Args:
-        codes: Codes of each class.
-        seed: Seed of the order.
-    """
+    """Codes to draw without replacement; a class starts again when all its codes are drawn."""
 
     def __init__(self, codes: Codes, seed: int) -> None:
         rng = torch.Generator().manual_seed(seed)

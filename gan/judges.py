@@ -18,12 +18,7 @@ from gan.quality import BATCH, LEARNING_RATE, Classifier
 
 
 class Judge(nn.Module):
-    """A classifier of images in [-1, 1].
-
-    Attributes:
-        first: Its first convolution.
-        learning_rate: Learning rate of its training.
-    """
+    """A classifier of images in [-1, 1]."""
 
     def __init__(self, network: str, channels: int, outputs: int) -> None:
         super().__init__()
@@ -72,16 +67,16 @@ def _train_once(source: Source, name: str, images: Tensor, labels: Tensor) -> Ju
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
         judge = Judge(effort.network, images.shape[1], int(labels.max()) + 1).to(images.device)
-    kept = source.once(
-        f"judge-{name}",
-        lambda: train(judge, images, labels, source).state_dict(),
-    )
+    kept = source.once(f"judge-{name}", train, judge, images, labels, source)
     judge.load_state_dict(kept)
     return judge.requires_grad_(False).eval()
 
 
-def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge:
+def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> dict[str, Tensor]:
     """Train a classifier in a fixed number of steps on images [N, C, R, R], labels int64 [N].
+
+    Returns:
+        Its state dict.
 
     Raises:
         TimeoutError: The source's deadline has passed.
@@ -96,7 +91,7 @@ def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge
             optimizer.zero_grad()
             cross_entropy(judge(shown), labels[batch]).backward()
             optimizer.step()
-    return judge
+    return dict(judge.state_dict())
 
 
 def turn(images: Tensor) -> Tensor:

@@ -32,12 +32,7 @@ GRID = 4  # patches along a side
 
 
 class Averages(CodeSet):
-    """The averages [n // k, D] of each class; a class of fewer than k images has one, of them all.
-
-    Args:
-        source: The input.
-        k: Training images of an average.
-    """
+    """The averages [n // k, D] of each class; fewer than k images of a class have one average."""
 
     def __init__(self, source: Source, k: int) -> None:
         super().__init__(source)

@@ -28,13 +28,7 @@ INTERIOR = 9  # points between two centroids
 
 
 class Centroids(CodeSet):
-    """The centroids [m, D] of each class.
-
-    Args:
-        source: The input.
-        clusters: Clusters of a class; 0 = one for every k images.
-        k: Images for each cluster if `clusters` is 0.
-    """
+    """The centroids [m, D] of each class, in `clusters`; 0 = one cluster for every k images."""
 
     def __init__(self, source: Source, clusters: int, k: int) -> None:
         super().__init__(source)
@@ -71,8 +65,7 @@ def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:
 
 def affinity(far: NDArray[np.float64]) -> NDArray[np.float64]:
     """The affinities [n, n] of images, in (0, 1], by their distances [n, n]."""
-    median = np.median(far[np.triu_indices(len(far), 1)])
-    scale = median if median > 0 else 1.0
+    scale = np.median(far[np.triu_indices(len(far), 1)]) or 1.0
     alike: NDArray[np.float64] = np.exp(-(far**2) / (2 * scale**2))
     return alike
 

@@ -38,7 +38,7 @@ class MomentGenerator:
     """
 
     def __init__(self, moments: Moments, fewest: int) -> None:
-        self.basis = Basis.of(moments.shape)
+        self.basis = Basis.choose(moments.shape)
         certain = fewest + 2 * moments.noise / SHARES["count"]
         known = np.flatnonzero(moments.counts >= certain)
         self.classes = torch.from_numpy(known)

@@ -54,31 +54,18 @@ Normal = Callable[[int], NDArray[np.float64]]  # gives this many standard normal
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A noised statistic: all that later steps know of the images.
+    """A noised statistic: all that later steps know of the images."""
 
-    Attributes:
-        counts: Images (or patients) of each class, [K].
-        sums: Sums of t, [K, d].
-        squares: Sums of t tᵀ, [K, d, d], symmetric.
-        histogram: Histogram of pixels by channel, in images, [C, BINS].
-        shape: Shape of an image: C, H, W.
-        noise: Standard deviation of the noise for a sensitivity of 1.
-    """
-
-    counts: NDArray[np.float64]
-    sums: NDArray[np.float64]
-    squares: NDArray[np.float64]
-    histogram: NDArray[np.float64]
-    shape: tuple[int, int, int]
-    noise: float
+    counts: NDArray[np.float64]  # images (or patients) of each class, [K]
+    sums: NDArray[np.float64]  # sums of t, [K, d]
+    squares: NDArray[np.float64]  # sums of t tᵀ, [K, d, d], symmetric
+    histogram: NDArray[np.float64]  # histogram of pixels by channel, in images, [C, BINS]
+    shape: tuple[int, int, int]  # shape of an image: C, H, W
+    noise: float  # standard deviation of the noise for a sensitivity of 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The statistic as arrays for the hospital's store."""
-        return {
-            **{name: getattr(self, name) for name in ("counts", "sums", "squares", "histogram")},
-            "shape": np.array(self.shape),
-            "noise": np.array(self.noise),
-        }
+        return {name: np.asarray(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, NDArray[Any]]) -> "Moments":
@@ -90,24 +77,17 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Frequencies of the discrete cosine transform, chosen by the shape of an image alone.
+    """Frequencies of the discrete cosine transform, chosen by the shape of an image alone."""
 
-    Attributes:
-        shape: C, H, W.
-        places: The kept coefficients of [C, H, W], int64 [F].
-        weights: Weights of these coefficients, [F].
-        colours: Orthogonal [C, C]; its first row is the grey part.
-        largest: Upper limit of the norm of the coefficients, without the mean, of images in [0, 1].
-    """
-
-    shape: tuple[int, int, int]
-    places: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    colours: NDArray[np.float64]
+    shape: tuple[int, int, int]  # C, H, W
+    places: NDArray[np.int64]  # the kept coefficients of [C, H, W], int64 [F]
+    weights: NDArray[np.float64]  # weights of these coefficients, [F]
+    colours: NDArray[np.float64]  # orthogonal [C, C]; its first row is the grey part
+    # Upper limit of the norm of the coefficients, without the mean, of images in [0, 1]
     largest: float
 
     @classmethod
-    def of(cls, shape: tuple[int, int, int]) -> "Basis":
+    def choose(cls, shape: tuple[int, int, int]) -> "Basis":
         """The basis of images of a shape (C, H, W)."""
         channels, height, width = shape
         order = np.add.outer(np.arange(height), np.arange(width))
@@ -117,13 +97,8 @@ class Basis:
         k, i = np.arange(channels)[:, None], np.arange(channels)[None]
         colours = np.cos(math.pi * (i + 0.5) * k / channels) * math.sqrt(2 / channels)
         colours[0] = 1 / math.sqrt(channels)
-        return cls(
-            shape,
-            places,
-            frequency.ravel()[places] ** SLOPE,
-            colours,
-            math.sqrt(channels * height * width) / 2,
-        )
+        weights = frequency.ravel()[places] ** SLOPE
+        return cls(shape, places, weights, colours, math.sqrt(channels * height * width) / 2)
 
     @property
     def size(self) -> int:
@@ -172,7 +147,7 @@ def release(
         normal: Source of the noise.
         patients: The patient of each image, [N]; None = images are the unit.
     """
-    basis = Basis.of((images.shape[1], images.shape[2], images.shape[3]))
+    basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape
     weights = _weights(len(images), patients)
     counts = np.zeros(classes)

@@ -64,11 +64,7 @@ class RandomCodes(CodeSet):
 class Lines(CodeSet):
     """The points of straight lines between random pairs of the codes of each class, [lines · T, D].
 
-    A class with one code keeps it.
-
-    Args:
-        source: The input.
-        ends: The codes that are joined.
+    `ends` are the codes that are joined. A class with one code keeps it.
     """
 
     def __init__(self, source: Source, ends: CodeSet) -> None:
@@ -88,13 +84,7 @@ class Lines(CodeSet):
 
 
 class Paths(Lines):
-    """The points of private paths between the same pairs.
-
-    Args:
-        source: The input.
-        ends: The codes that are joined.
-        kl: The direction of the divergence; see deviation 1.
-    """
+    """The points of private paths between the same pairs; `kl` is explained by deviation 1."""
 
     def __init__(self, source: Source, ends: CodeSet, kl: KL) -> None:
         super().__init__(source, ends)

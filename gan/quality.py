@@ -194,13 +194,9 @@ def frechet(
 
 
 def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
-    """Train a small classifier in a fixed number of steps.
+    """Train a small classifier on images uint8 [N, C, H, W], labels int64 [N], in `STEPS` steps.
 
-    Args:
-        images: uint8 [N, C, H, W].
-        labels: int64 [N].
-        classes: Number of classes.
-        seed: Seed of the initial weights and the batches.
+    The seed decides on the initial weights and the batches.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
@@ -216,12 +212,9 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
 
 
 def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:
-    """PLAN's mmL: the mean distance of a synthetic image from the nearest real one.
+    """PLAN's mmL: the mean distance of a synthetic image [N, ...] from the nearest real [M, ...].
 
-    Args:
-        synthetic: uint8 [N, C, H, W].
-        real: uint8 [M, C, H, W].
-        distance: The perceptual distance, on the images' device.
+    Both are uint8, on the distance's device.
     """
     return nearest(synthetic, real, distance)[0].mean().item()
 
@@ -230,13 +223,8 @@ def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: Pairwis
 def class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> float:
     """The mean over classes of the mean distance between two images of one class.
 
-    Args:
-        images: Real or synthetic images, uint8 [N, C, H, W].
-        labels: Labels [N]; classes with fewer than two images do not count.
-        distance: The perceptual distance, on the images' device.
-
-    Returns:
-        The diversity; NaN if no class has two images.
+    Images are uint8 [N, C, H, W], on the distance's device, with labels [N]. Classes with fewer
+    than two images do not count; NaN if no class has two.
     """
     means = []
     for label in labels.unique():

@@ -14,47 +14,28 @@ ENOUGH = 2.5
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The standing of a training at one of its checks.
+class Check:
+    """The standing of a training at one of its checks."""
 
-    Attributes:
-        phase: 1 = without the privacy term, 2 = with it.
-        iteration: Steps of this phase.
-        iterations_per_second: Since the last check, including the time of checks.
-        frechet: Distance of the averaged generator's images from the real ones.
-        ada_p: Probability of augmentation.
-        privacy_distance: Mean distance of synthetic from real images; None in phase 1.
-        discriminator_loss: Mean since the last check.
-        generator_loss: Mean since the last check, without the privacy term.
-        seconds: Since the training began, without the time between a kill and the next start.
-    """
-
-    phase: int
-    iteration: int
-    iterations_per_second: float
-    frechet: float
-    ada_p: float
-    privacy_distance: float | None
-    discriminator_loss: float
-    generator_loss: float
-    seconds: float
+    phase: int  # 1 = without the privacy term, 2 = with it
+    iteration: int  # steps of this phase
+    iterations_per_second: float  # since the last check, including the time of checks
+    frechet: float  # distance of the averaged generator's images from the real ones
+    ada_p: float  # probability of augmentation
+    privacy_distance: float | None  # mean distance of synthetic from real images; None in phase 1
+    discriminator_loss: float  # mean since the last check
+    generator_loss: float  # mean since the last check, without the privacy term
+    seconds: float  # since the training began, without the time between a kill and the next start
 
 
 @dataclass
 class Standing:
-    """The standing of a training, in plain numbers for its checkpoint.
+    """The standing of a training, in plain numbers for its checkpoint."""
 
-    Attributes:
-        phase: The present phase, from 1; after the last phase the training is over.
-        iteration: Finished steps of this phase.
-        seconds: As in `Progress`.
-        progress: All checks so far.
-    """
-
-    phase: int = 1
-    iteration: int = 0
-    seconds: float = 0.0
-    progress: list[Progress] = field(default_factory=list)
+    phase: int = 1  # the present phase, from 1; after the last phase the training is over
+    iteration: int = 0  # finished steps of this phase
+    seconds: float = 0.0  # as in `Check`
+    progress: list[Check] = field(default_factory=list)  # all checks so far
 
     @property
     def private(self) -> bool:

@@ -23,11 +23,8 @@ def balanced_labels(count: int, present: Tensor) -> Tensor:
 def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> Tensor:
     """Render images uint8 [n, C, R, R] of classes int64 [n], the same ones at every call.
 
-    Args:
-        generator: On any device; the images are on the labels' device.
-        labels: Class of each image, int64 [n].
-        seed: Seed of latents and noise.
-        batch: Images that are made at once; another number gives other noise.
+    They are on the labels' device. `seed` is that of latents and noise. `batch` images are made at
+    once; another number gives other noise.
     """
     device = next(generator.parameters()).device
     with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -21,23 +21,18 @@ from gan.checkpoint import Checkpoints
 from gan.checks import Checks
 from gan.networks import Generator
 from gan.presets import Preset
-from gan.schedule import Progress, Standing, check_due, judge, limit
+from gan.schedule import Check, Standing, check_due, judge, limit
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes:
-        plain: Averaged generator at the best Fréchet distance of phase 1.
-        private: Averaged generator at the last check of phase 2 that was good enough. None = the
-            privacy term spoilt the images before the first check.
-        progress: All checks.
-    """
-
-    plain: Generator
+    plain: Generator  # averaged generator at the best Fréchet distance of phase 1
+    # Averaged generator at the last check of phase 2 that was good enough. None = the privacy term
+    # spoilt the images before the first check.
     private: Generator | None
-    progress: list[Progress]
+    progress: list[Check]  # all checks
 
 
 def train_gan(

@@ -30,12 +30,8 @@ THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
 def count_above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
     """Count the images of each class, and the other images, that reach each of its thresholds.
 
-    Args:
-        scores: Probabilities [n, K].
-        labels: Classes [n].
-
     Returns:
-        Images of the class, and other images, each [K, T].
+        Images of the class, and other images, each [K, T], from probabilities [n, K], classes [n].
     """
     reached = scores[:, :, None] >= np.array(THRESHOLDS)  # [n, K, T]
     own = labels[:, None] == np.arange(scores.shape[1])  # [n, K]
@@ -72,19 +68,12 @@ def operating_point(own: Floats, others: Floats, sizes: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The predictions of a model on test images.
+    """The predictions of a model on test images."""
 
-    Attributes:
-        scores: Probabilities [n, K].
-        labels: True classes [n].
-        patients: The patient of each image [n], from 0 to G - 1.
-        thresholds: The operating point of each class [K]; NaN = none.
-    """
-
-    scores: Floats
-    labels: Indices
-    patients: Indices
-    thresholds: Floats
+    scores: Floats  # probabilities [n, K]
+    labels: Indices  # true classes [n]
+    patients: Indices  # the patient of each image [n], from 0 to G - 1
+    thresholds: Floats  # the operating point of each class [K]; NaN = none
 
     @cached_property
     def answers(self) -> Indices:
@@ -135,14 +124,9 @@ class Outcome:
         for b in range(BINS):
             found[f"right-in-bin-{b}"] = self.bins == b, right
         found = {name: masks for name, masks in found.items() if masks[0].any()}
-        images, hits = (
-            np.stack([self._per_patient(None, mask, 1)[0] for mask in masks])
-            for masks in (
-                [mask for mask, _ in found.values()],
-                [mask & hit for mask, hit in found.values()],
-            )
-        )
-        return Shares(list(found), images, hits)
+        images = [self._per_patient(None, mask, 1)[0] for mask, _ in found.values()]
+        hits = [self._per_patient(None, mask & hit, 1)[0] for mask, hit in found.values()]
+        return Shares(list(found), np.stack(images), np.stack(hits))
 
     def _per_patient(self, rows: Indices | None, values: NDArray[Any], count: int) -> Floats:
         """Sums of values [n] by row [n] and patient, [count, G]."""
@@ -154,17 +138,11 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Shares of right images, each by its own criterion.
+    """Shares of right images, each by its own criterion."""
 
-    Attributes:
-        names: Names of the shares.
-        images: Images of each patient that belong to a share [A, G].
-        right: Right images among these [A, G].
-    """
-
-    names: list[str]
-    images: Floats
-    right: Floats
+    names: list[str]  # names of the shares
+    images: Floats  # images of each patient that belong to a share [A, G]
+    right: Floats  # right images among these [A, G]
 
     @property
     def values(self) -> dict[str, float]:
@@ -182,7 +160,7 @@ class Shares:
         numbers = self.images.sum(axis=1) ** 2 / (self.images**2).sum(axis=1)
         return dict(zip(self.names, numbers, strict=True))
 
-    def alike(self, names: list[str]) -> Floats:
+    def correlations(self, names: list[str]) -> Floats:
         """The correlations of shares in the case of `worth`: of patients with images in both."""
         rows = self.images[[self.names.index(name) for name in names]]
         products = rows @ rows.T
@@ -193,20 +171,14 @@ class Shares:
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """The figures of a model over B resamples of patients.
+    """The figures of a model over B resamples of patients."""
 
-    Attributes:
-        shares: [B, A]; NaN if a resample has no such image.
-        areas: AUROC of each of the P classes in the test images [B, P]; NaN likewise.
-        calibration_error: [B].
-    """
-
-    shares: Floats
-    areas: Floats
-    calibration_error: Floats
+    shares: Floats  # [B, A]; NaN if a resample has no such image
+    areas: Floats  # AUROC of each of the P classes in the test images [B, P]; NaN likewise
+    calibration_error: Floats  # [B]
 
     @classmethod
-    def of(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
+    def draw(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
         """Draw G patients with replacement, at most `RESAMPLES` times."""
         # scipy.stats.bootstrap draws single images; here a patient is drawn with all images.
         shares = outcome.shares
@@ -312,7 +284,7 @@ class Sureness:
             alike = np.eye(count * len(models))
             for k, (each, own) in enumerate(zip(models, names, strict=True)):
                 place = slice(k * count, (k + 1) * count)
-                alike[place, place] = each.outcome.shares.alike(own)
+                alike[place, place] = each.outcome.shares.correlations(own)
             return alike
         columns = [
             each.bootstrap.shares[:, [each.outcome.shares.names.index(name) for name in own]]

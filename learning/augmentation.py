@@ -61,10 +61,9 @@ def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
     x = torch.randint(width, (count, 1), generator=generator)
     half = HOLE // 2
     down, across = torch.arange(height) - y, torch.arange(width) - x  # [N, H], [N, W]
-    inside = ((-half <= down) & (down < half))[:, :, None] & ((-half <= across) & (across < half))[
-        :, None
-    ]
-    return moved.permute(0, 3, 1, 2).masked_fill(inside[:, None].to(images.device), 0)
+    rows, columns = ((-half <= away) & (away < half) for away in (down, across))
+    inside = (rows[:, :, None] & columns[:, None])[:, None]  # [N, 1, H, W]
+    return moved.permute(0, 3, 1, 2).masked_fill(inside.to(images.device), 0)
 
 
 def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -120,7 +119,7 @@ class Draws:
         """Images [N, C, H, W], changed at random for the network."""
         return self.augment(images, self.generator)
 
-    def alike(self, *parts: Tensor) -> list[Tensor]:
+    def view_alike(self, *parts: Tensor) -> list[Tensor]:
         """Images, and maps of the same images [N, ..., H', W'], all changed in the same way."""
         state, views = self.generator.get_state(), []
         for part in parts:

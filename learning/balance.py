@@ -9,14 +9,10 @@ from torch.nn import functional
 
 
 def class_weights(labels: Tensor) -> Tensor:
-    """The weight of an image of each class: the total is n, and equal for all classes.
+    """The weight of an image of each class up to the largest label, from labels int64 [n].
 
-    Args:
-        labels: int64 [n], from 0.
-
-    Returns:
-        n / (number of classes that occur · images of the class), for each class up to the largest
-        label; 0 for an absent class.
+    It is n / (number of classes that occur · images of the class), and 0 for an absent class. So
+    the total is n, and equal for all classes.
     """
     counts = labels.bincount()
     occurring = (counts > 0).sum()
@@ -24,18 +20,10 @@ def class_weights(labels: Tensor) -> Tensor:
 
 
 def focal_losses(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """The focal loss of each image: an image that is already right has little weight.
+    """The focal losses [N] of logits [N, K]: an image that is already right has little weight.
 
     Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, eq. 4, without its weights of
-    classes: -(1 - p)^γ log p, with p the probability of the label.
-
-    Args:
-        logits: [N, K].
-        labels: int64 [N].
-        gamma: γ, 0 or more; 0 = cross-entropy.
-
-    Returns:
-        [N].
+    classes: -(1 - p)^γ log p, with p the probability of the label. γ = 0 is cross-entropy.
     """
     losses = functional.cross_entropy(logits, labels, reduction="none")
     return (1 - (-losses).exp()) ** gamma * losses if gamma else losses

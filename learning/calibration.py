@@ -15,15 +15,10 @@ LOWEST, HIGHEST = 0.05, 20.0  # limits of T: if all images are right, or all wro
 
 
 def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> float:
-    """The temperature that fits probabilities [N, K] to labels [N].
+    """The temperature, at least `lowest`, that fits probabilities [N, K] to true classes [N].
 
     The loss is convex in 1 / T. Its slope grows with 1 / T: it is the mean over images of the
-    expected z minus the z of the label.
-
-    Args:
-        scores: Probabilities.
-        labels: True classes.
-        lowest: Lower limit of the temperature; with 1.0 a model becomes no more confident.
+    expected z minus the z of the label. With a `lowest` of 1 a model becomes no more confident.
     """
     logits = _logits(scores)
     at_label = logits.gather(1, labels[:, None]).mean()

@@ -22,20 +22,14 @@ from strategies.protocol.settings import DPSettings
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The noised steps of a visit.
+    """The noised steps of a visit."""
 
-    Attributes:
-        owners: The patient of each image [N].
-        rate: The probability that a step draws a patient.
-        steps: Steps of an epoch; on average an epoch draws a patient once.
-    """
-
-    owners: NDArray[np.int64]
-    rate: float
-    steps: int
+    owners: NDArray[np.int64]  # the patient of each image [N]
+    rate: float  # the probability that a step draws a patient
+    steps: int  # steps of an epoch; on average an epoch draws a patient once
 
     @classmethod
-    def of(cls, owners: NDArray[np.int64], batch_size: int) -> "Plan":
+    def make(cls, owners: NDArray[np.int64], batch_size: int) -> "Plan":
         """The plan for a mean batch size."""
         patients = len(np.unique(owners))
         return cls(owners, min(1.0, batch_size / patients), max(1, round(patients / batch_size)))
@@ -68,16 +62,11 @@ class PrivateSteps:
     """The changes of DP-SGD to the training loop (learning/training.py).
 
     The loss must be a mean of losses of single images.
-
-    Attributes:
-        plan: Sampling of the steps.
-        settings: Noise and clipping.
-        secret: Source of the sampling and the noise. Anyone who can repeat its draws can subtract
-            the noise.
     """
 
-    plan: Plan
-    settings: DPSettings
+    plan: Plan  # sampling of the steps
+    settings: DPSettings  # noise and clipping
+    # Source of the sampling and the noise. Anyone who can repeat its draws can subtract the noise.
     secret: np.random.Generator
 
     def batches(self) -> list[Tensor]:
@@ -85,7 +74,7 @@ class PrivateSteps:
         return [torch.from_numpy(self.plan.draw(self.secret)) for _ in range(self.plan.steps)]
 
     @contextmanager
-    def over(
+    def wrap(
         self, network: nn.Module, optimizer: torch.optim.Optimizer
     ) -> Iterator[torch.optim.Optimizer]:
         """The optimizer with clipping and noise; inside, gradients are computed image by image.

@@ -17,18 +17,12 @@ BATCH_VALUES = 2**23
 
 @torch.inference_mode()
 def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
-    """The model's probability of each class for each image.
+    """The model's probabilities [N, K] of the classes for images uint8 [N, C, H, W], N >= 0.
 
-    Args:
-        model: Maps uint8 [N, C, H, W] to logits [N, K].
-        images: uint8 [N, C, H, W], on the model's device.
-        deadline: Time limit, on the clock of `time.monotonic`.
-
-    Returns:
-        [N, K], N may be 0; NaN for an image with an output that is not finite.
+    They are NaN for an image with an output that is not finite.
 
     Raises:
-        DeadlineError: The deadline has passed.
+        DeadlineError: The deadline has passed, on the clock of `time.monotonic`.
     """
     model.eval()
     logits = []

@@ -39,66 +39,49 @@ SPLIT = (
     *("num-folds", "fold"),
 )
 
-Figures = Mapping[str, Mapping[str, float]]  # by hospital
+ByHospital = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """The description and the origin of an exported model.
+    """The description and the origin of an exported model."""
 
-    Attributes:
-        lineage: Identity during the run, named after the model's first hospital.
-        architecture: The network as JSON (learning.models.Architecture).
-        classes: Names of the classes, in the order of the network's outputs.
-        settings: The strategy, and the run's settings for the preparation of images and for the
-            choice of test images.
-        run: Name of the run.
-        round: Round of its last visit, from 1; 0 before the first.
-        hop: Hop of that visit.
-        epochs: Passes over the images at that visit.
-        visited: Hospitals that trained it, in order; empty if a server averaged it.
-        replayed: Sources of the synthetic images in its training, as
-            "<place in visited>=<hospital>".
-        not_own: Visits with other images than the hospital's own, as
-            "<place in visited>=<`everyone`, `public` or `none`>".
-        parcel: SHA-256 of the model in its parcel.
-        images: Known numbers of images, by hospital: for `train` and `test`, of each class
-            (`train/<class>`), and of groups, such as patients (`train-groups`).
-        tested: Figures on a hospital's own test images, by hospital, with the names in
-            `strategies.protocol.may_leave.METRICS`.
-        date: Time of writing, UTC.
-        code: `code_hash` of the code that wrote it.
-        format: Version of this format.
-        resized: Interpolation of the images.
-    """
-
-    lineage: str
-    architecture: str
-    classes: list[str]
+    lineage: str  # identity during the run, named after the model's first hospital
+    architecture: str  # the network as JSON (learning.models.Architecture)
+    classes: list[str]  # names of the classes, in the order of the network's outputs
+    # The strategy, and the run's settings for the preparation of images and for the choice of test
+    # images
     settings: dict[str, Any] = field(metadata={SHAPE: dict[str, bool | int | float | str]})
-    run: str
-    round: int
-    hop: int
-    epochs: int
-    visited: list[str]
-    parcel: str
+    run: str  # name of the run
+    round: int  # round of its last visit, from 1; 0 before the first
+    hop: int  # hop of that visit
+    epochs: int  # passes over the images at that visit
+    visited: list[str]  # hospitals that trained it, in order; empty if a server averaged it
+    parcel: str  # SHA-256 of the model in its parcel
+    # Known numbers of images, by hospital: for `train` and `test`, of each class (`train/<class>`),
+    # and of groups, such as patients (`train-groups`)
     images: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Figures on a hospital's own test images, by hospital, with the names in
+    # `strategies.protocol.may_leave.METRICS`
     tested: dict[str, dict[str, float]] = field(default_factory=dict)
-    date: str = ""
-    code: str = ""
-    format: int = FORMAT
+    date: str = ""  # time of writing, UTC
+    code: str = ""  # `code_hash` of the code that wrote it
+    format: int = FORMAT  # version of this format
+    # Sources of the synthetic images in its training, as "<place in visited>=<hospital>"
     replayed: list[str] = field(default_factory=list)
+    # Visits with other images than the hospital's own, as "<place in visited>=<`everyone`, `public`
+    # or `none`>"
     not_own: list[str] = field(default_factory=list)
-    resized: str = RESIZED
+    resized: str = RESIZED  # interpolation of the images
 
     @classmethod
-    def of(
+    def from_label(
         cls,
         label: Manifest,
         settings: Settings,
         run: str,
-        images: Figures | None = None,
-        tested: Figures | None = None,
+        images: ByHospital | None = None,
+        tested: ByHospital | None = None,
     ) -> "ModelManifest":
         """The manifest of a model, from its parcel's label and its run, dated now."""
         config = settings.run_config

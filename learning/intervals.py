@@ -26,28 +26,22 @@ class Estimate:
     low: float
     high: float
 
-    def told(self, value: float, noise: float = 0.0, least: float = 0.0) -> "Estimate":
-        """The estimate as it is reported: moved to `value`, and wider by the value's noise.
+    def widen(self, value: float, noise: float = 0.0, least: float = 0.0) -> "Estimate":
+        """The estimate moved to a reported value, and wider by the deviation of its noise.
 
-        Args:
-            value: The reported value.
-            noise: Standard deviation of the noise in it.
-            least: Lower limit of the figure; the upper limit is 1.
+        `least` is the lower limit of the figure; the upper limit is 1.
         """
         below, above = (
-            hypot(distance, Z * noise)
-            for distance in (self.value - self.low, self.high - self.value)
+            hypot(self.value - self.low, Z * noise),
+            hypot(self.high - self.value, Z * noise),
         )
         return Estimate(value, max(least, value - below), min(1.0, value + above))
 
 
 def wilson(share: float, number: float, freedom: float = inf) -> Estimate:
-    """The Wilson interval of a share of `number` independent patients.
+    """The Wilson interval of a share of an effective `number` > 0 of independent patients.
 
-    Args:
-        share: In [0, 1].
-        number: Effective number of patients, above 0.
-        freedom: Degrees of freedom of the variance behind `number`.
+    `freedom` are the degrees of freedom of the variance behind this number.
     """
     z = student(freedom)
     middle = share + z**2 / (2 * number)
@@ -74,13 +68,7 @@ def student(freedom: float) -> float:
 def combine(
     weights: Sequence[float], parts: Sequence[Estimate], correlation: NDArray[np.float64] | None
 ) -> Estimate:
-    """A weighted sum of estimates.
-
-    Args:
-        weights: One for each estimate.
-        parts: The estimates [A].
-        correlation: Correlations of their errors [A, A]; None = independent.
-    """
+    """A weighted sum of estimates [A]; their errors have correlations [A, A], or none."""
     factors = np.array(weights)
     below = np.array([part.value - part.low for part in parts])
     above = np.array([part.high - part.value for part in parts])
@@ -96,12 +84,9 @@ def combine(
 
 
 def auroc_error(area: float, own: float, others: float) -> float:
-    """The standard error of one AUROC (Hanley and McNeil, Radiology 143, 1982).
+    """The standard error of an AUROC (Hanley and McNeil, Radiology 143, 1982).
 
-    Args:
-        area: The AUROC.
-        own: Effective number of images of the class.
-        others: Effective number of images of all other classes.
+    `own` and `others` are the effective numbers of images of the class and of all other classes.
     """
     if not own or not others:
         return 0.0

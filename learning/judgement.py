@@ -29,11 +29,8 @@ def sample(samples: Samples) -> Samples:
 def random_samples(like: Samples, classes: int) -> Samples:
     """`SAMPLE` images of random pixels, of each class in turn, from no patient.
 
-    If `like` has features of a frozen network, they are random features of length 1.
-
-    Args:
-        like: Samples of the wanted shape and device.
-        classes: The number of classes.
+    They have the shape and the device of `like`. If `like` has features of a frozen network, they
+    are random features of length 1.
     """
     shape, device = (SAMPLE, *like.shape), like.labels.device
     noise = torch.Generator().manual_seed(0)

@@ -13,21 +13,15 @@ STEPS = 300  # of expectation maximisation; the likelihood never falls
 
 
 def mixture_weights(scores: Tensor, labels: Tensor) -> Tensor:
-    """The weights of models that make labels most probable; all classes count the same.
+    """The weights float64 [M] of models, with a sum of 1, that make true classes most probable.
 
-    The log-likelihood is concave in the weights, so there is one best answer.
-
-    Args:
-        scores: Probabilities [M, N, K] of images by each model.
-        labels: True classes, int64 [N].
-
-    Returns:
-        Weights that sum to 1, float64 [M].
+    All classes count the same. The log-likelihood is concave in the weights, so there is one best
+    answer. `scores` are the models' probabilities [M, N, K]; labels are int64 [N].
     """
-    given = scores.double()[:, torch.arange(len(labels)), labels].clamp(min=1e-6)  # [M, N]
+    chances = scores.double()[:, torch.arange(len(labels)), labels].clamp(min=1e-6)  # [M, N]
     counts = class_weights(labels).double()[labels]  # sum to N
-    weights = given.new_full((len(given),), 1 / len(given))
+    weights = chances.new_full((len(chances),), 1 / len(chances))
     for _ in range(STEPS):
-        shares = weights[:, None] * given
+        shares = weights[:, None] * chances
         weights = (shares / shares.sum(dim=0) * counts).sum(dim=1) / counts.sum()
     return weights

@@ -97,17 +97,15 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
     if "everyone" in places.values():
         trainers = set(manifest.images)
     if lent := Counter(each.partition("=")[2] for each in manifest.replayed):
-        visits_of = ", ".join(
-            f"{_plain(name)} in {counted(n, 'visit')}" for name, n in lent.items()
-        )
-        yield f"It was also trained on synthetic images: of {visits_of}."
+        sources = [f"{_plain(name)} in {counted(n, 'visit')}" for name, n in lent.items()]
+        yield f"It was also trained on synthetic images: of {', '.join(sources)}."
     elif manifest.visited:
         yield "It was trained on no synthetic images."
     if not manifest.images:
         yield "The hospitals' numbers of images are not known here."
         return
     rows = [
-        [_plain(hospital), title, *(_seen(counts, key, hospital in trainers) for key in keys)]
+        [_plain(hospital), title, *(_count_seen(counts, key, hospital in trainers) for key in keys)]
         for hospital, counts in manifest.images.items()
         for title, *keys in [
             ("all", "train", "test"),
@@ -121,7 +119,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         yield f"Not known here: the images of {', '.join(map(_plain, unknown))}."
 
 
-def _seen(counts: Mapping[str, float], key: str, trained: bool) -> str:
+def _count_seen(counts: Mapping[str, float], key: str, trained: bool) -> str:
     """A number of images as text; "none" to train on where the model was not trained."""
     if key.startswith("train") and not trained:
         return "none"
@@ -136,26 +134,26 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
     yield _table(
         ["hospital", "test images", "patients", *names],
         [
-            [_plain(hospital), _count(told, "num-examples"), _count(told, "num-patients")]
-            + [_figure(told, name) for name in names.values()]
-            for hospital, told in manifest.tested.items()
+            [_plain(hospital), _count(figures, "num-examples"), _count(figures, "num-patients")]
+            + [_figure(figures, name) for name in names.values()]
+            for hospital, figures in manifest.tested.items()
         ],
     )
     text = (
         "Each figure has its 95 % interval over patients, or over images if no patients are named."
     )
-    if noised := [_plain(h) for h, told in manifest.tested.items() if _is_noised(told)]:
+    if noised := [_plain(h) for h, figures in manifest.tested.items() if _is_noised(figures)]:
         text += (
             f" Figures of {', '.join(noised)} are those that left the hospital: with noise, which "
             "the intervals allow for, and without classes of few patients."
         )
     yield text
     rows = [
-        [_plain(hospital), _plain(name), _count(told, f"images-of-class-{k}")]
-        + [_figure(told, f"{each}-of-class-{k}") for each in OF_CLASS.values()]
-        for hospital, told in manifest.tested.items()
+        [_plain(hospital), _plain(name), _count(figures, f"images-of-class-{k}")]
+        + [_figure(figures, f"{each}-of-class-{k}") for each in OF_CLASS.values()]
+        for hospital, figures in manifest.tested.items()
         for k, name in enumerate(manifest.classes)
-        if f"recall-of-class-{k}" in told
+        if f"recall-of-class-{k}" in figures
     ]
     if rows:
         yield _table(["hospital", "class", "test images", *OF_CLASS], rows)
@@ -173,13 +171,11 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
         f"- Hospitals that tested it: {tested}. Its performance for other hospitals, devices and "
         "patients is not known."
     )
-    for hospital, told in manifest.tested.items():
-        missed = [
-            _plain(name)
-            for k, name in enumerate(manifest.classes)
-            if told.get(f"recall-of-class-{k}") == 0 and not _is_noised(told)
-        ]
-        if missed:
+    for hospital, figures in manifest.tested.items():
+        recalls = [figures.get(f"recall-of-class-{k}") for k in range(len(manifest.classes))]
+        pairs = zip(manifest.classes, recalls, strict=True)
+        missed = [_plain(name) for name, recall in pairs if recall == 0]
+        if missed and not _is_noised(figures):
             yield f"- At {_plain(hospital)} it found **no image** of: {', '.join(missed)}."
     for hospital, counts in manifest.images.items():
         rare = [name for name in manifest.classes if not counts.get(f"test/{name}")]
@@ -189,21 +185,21 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
             yield f"- {_plain(hospital)} tested it on few images, or none, of: {names}."
 
 
-def _is_noised(told: Mapping[str, float]) -> bool:
-    return any(name.endswith("-noise") for name in told)
+def _is_noised(figures: Mapping[str, float]) -> bool:
+    return any(name.endswith("-noise") for name in figures)
 
 
-def _figure(told: Mapping[str, float], name: str) -> str:
+def _figure(figures: Mapping[str, float], name: str) -> str:
     """A figure and its interval, if they are known."""
-    if name not in told:
+    if name not in figures:
         return ""
-    ends = [told[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in told]
+    ends = [figures[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in figures]
     within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if len(ends) == 2 else ""
-    return f"{told[name]:.3f}{within}"
+    return f"{figures[name]:.3f}{within}"
 
 
-def _count(told: Mapping[str, float], name: str) -> str:
-    return f"{told[name]:g}" if name in told else ""
+def _count(figures: Mapping[str, float], name: str) -> str:
+    return f"{figures[name]:g}" if name in figures else ""
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:

@@ -36,14 +36,10 @@ def pack_network(
     withheld: Container[str] = (),
     half: bool = False,
 ) -> RecordDict:
-    """A parcel of a network and of the records beside it.
+    """A parcel of a network and of the records beside it, with a label, yet without hashes.
 
-    Args:
-        network: The network.
-        manifest: The parcel's label, without hashes.
-        beside: The other records.
-        withheld: State-dict keys that do not travel.
-        half: Whether floating-point numbers travel in 16 bits.
+    The state-dict keys `withheld` do not travel. With `half`, floating-point numbers travel in 16
+    bits.
 
     Raises:
         DivergedError: The network is of no use, or is of no use in 16 bits.
@@ -99,11 +95,8 @@ def unpack_network(
 
     The next parcel of the same architecture gets the same module with other weights.
 
-    Args:
-        parcel: A parcel that `check_parcel` has accepted.
-        manifest: Its label.
-        local: Arrays that stayed local, by state-dict key; they replace arriving ones.
-        device: Device of the network.
+    `check_parcel` has accepted the parcel. The local arrays, by state-dict key, replace arriving
+    ones.
 
     Raises:
         ParcelError: The arrays do not fit the architecture.
@@ -202,11 +195,7 @@ def dossier_hash(record: ArrayRecord) -> str:
 def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -> Samples:
     """The synthetic images of a record that came from another hospital.
 
-    Args:
-        record: A record from `pack_buffer`.
-        like: The hospital's own images; the buffer's images must have their shape.
-        classes: The number of classes.
-        size: The number of images that the buffer must have.
+    There must be `size` images, of the shape of the hospital's own images `like`.
 
     Raises:
         ParcelError: The record is not such a buffer.

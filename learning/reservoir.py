@@ -12,14 +12,9 @@ from torch import Tensor
 
 
 class Reservoir:
-    """At most `size` rows of several fields.
+    """At most `size` rows [m, ...] of several `fields`, by name.
 
-    Args:
-        size: Most rows that are kept.
-        kept: The result of `state` at the end of the last visit; empty at the first.
-
-    Attributes:
-        fields: Kept rows [m, ...] by name.
+    `kept` is the result of `state` at the end of the last visit; empty at the first.
     """
 
     def __init__(self, size: int, kept: Mapping[str, Tensor]) -> None:

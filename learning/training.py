@@ -62,7 +62,7 @@ def train(
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
     done = seen = 0
     dtype = torch.double if private else torch.float
-    stepping = private.over(learner.model, optimizer) if private else nullcontext(optimizer)
+    stepping = private.wrap(learner.model, optimizer) if private else nullcontext(optimizer)
     with seeded(rng), stepping as optimizer:
         for epoch in range(1 - learner.warm_up, epochs + 1):
             learner.begin_epoch(epoch)

@@ -78,7 +78,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
         )
     settings = Settings.parse(read_config(result / "config.toml"))
     images, tested = _counts_and_figures(result / LOG, label)
-    manifest = ModelManifest.of(label, settings, result.name, images, tested)
+    manifest = ModelManifest.from_label(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     network = whole_network(network, Architecture.from_json(label.architecture), settings)
     (save_onnx if onnx else save_model)(to, network, manifest)

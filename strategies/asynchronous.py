@@ -45,9 +45,6 @@ from strategies.protocol.settings import SettingsError, rng_for
 class Asynchronous(Strategy):
     """The hand-off of another method, without rounds.
 
-    Args:
-        base: The method.
-
     Raises:
         SettingsError: The models of this method must move in rounds.
     """

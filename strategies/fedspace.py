@@ -109,12 +109,9 @@ class FedSpace(FedAvg):
 
 
 def merge(old: Arrays | None, sent: Sequence[Arrays], a: float) -> Arrays:
-    """The server's next prototypes, from its present ones and those of hospitals.
+    """The server's next prototypes, from its present ones and those of hospitals, with weight `a`.
 
-    Args:
-        old: The arrays of strategies/protocol/prototypes.py; None before the first ones.
-        sent: The same arrays from each hospital.
-        a: Weight of the hospitals' means.
+    Their arrays are those of strategies/protocol/prototypes.py; None before the first ones.
     """
     counts, means, radii = (  # [hospitals, K], [hospitals, K, d], [hospitals]
         np.stack([each[name] for each in sent], dtype="f8")

@@ -263,7 +263,7 @@ def _manifest(
     disclosure: Disclosure, label: Manifest, figures: Mapping[str, float]
 ) -> ModelManifest:
     hospital = disclosure.request.hospital
-    return ModelManifest.of(
+    return ModelManifest.from_label(
         label,
         hospital.settings,
         disclosure.request.run.folder.name,

@@ -35,7 +35,7 @@ def take_home(
     parcel = load(path)
     label = check_parcel(parcel)
     opened, run = _open(parcel, label, store, identity, members)
-    manifest = ModelManifest.of(label, settings, run)
+    manifest = ModelManifest.from_label(label, settings, run)
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
         network = unpack_network(opened, label, {}, torch.device("cpu"))

@@ -296,10 +296,10 @@ class Details:
         outcome = Outcome(scores, self._labels, self._patients, points)
         hospital = disclosure.request.hospital
         drawn = rng_for(hospital.settings.seed, "bootstrap", hospital=hospital.name)
-        sureness = Sureness(outcome, None if noised else Bootstrap.of(outcome, drawn))
+        sureness = Sureness(outcome, None if noised else Bootstrap.draw(outcome, drawn))
         tables = self._tables(said.model, outcome)
         estimates = {
-            name: self._sure(sureness, name, share, tables).told(share, tables.noise[name])
+            name: self._sure(sureness, name, share, tables).widen(share, tables.noise[name])
             for name, share in tables.shares.items()
         }
         recalls = [
@@ -317,7 +317,7 @@ class Details:
         ):
             if name in figures:
                 value = figures[name]
-                estimates[name] = of(value).told(value, noise.get(name, 0.0))
+                estimates[name] = of(value).widen(value, noise.get(name, 0.0))
                 figures |= {f"{name}-noise": noise[name]} if noised else {}
         told = {**figures, **self._patients_told, **tables.counts}
         told |= {
@@ -360,7 +360,7 @@ class Details:
         )
         gain = judged.told[name] - alone.told[name]
         noise = hypot(judged.noise, alone.noise)
-        told = _estimate_figures("gain", estimate.told(gain, noise, least=-1.0))
+        told = _estimate_figures("gain", estimate.widen(gain, noise, least=-1.0))
         return told | ({"gain-noise": noise} if noise else {})
 
     def _operating_point(self, said: Outputs) -> Floats:

@@ -19,12 +19,6 @@ from strategies.protocol.records import ParcelError
 class CWC(Learner):
     """Cross-entropy, and a pull of each weight towards its received value, by its importance.
 
-    Args:
-        model: The network, with the weights w̃ as received.
-        samples: The hospital's images.
-        settings: Settings of the run.
-        received: The consolidation matrix C; none at the first visit.
-
     Raises:
         ParcelError: C is not of the parameters' shapes, or has negative entries.
     """

@@ -20,12 +20,7 @@ from learning.settings import ReplaySettings
 class FedER(Learner):
     """Cross-entropy on the hospital's images and on a replayed buffer.
 
-    Args:
-        model: The network, with the weights as received.
-        samples: The hospital's images. If there are none (FedER-B), the hospital's own buffer,
-            which is the first one, takes their place.
-        settings: Settings of the run.
-        received: A buffer to replay, if there is one.
+    If there are no images (FedER-B), the hospital's own buffer, the first one, takes their place.
     """
 
     tables = (("feder", ReplaySettings),)

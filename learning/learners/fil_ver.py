@@ -36,7 +36,7 @@ def embedding(model: nn.Module) -> EmbeddingNetwork:
     return model
 
 
-class _OfEmbeddings(Learner):
+class _EmbeddingLearner(Learner):
     """The common part of the learners of this file."""
 
     tables = (("filver", EmbeddingSettings),)
@@ -62,7 +62,7 @@ class _OfEmbeddings(Learner):
         return logits
 
 
-class Encoding(_OfEmbeddings):
+class Encoding(_EmbeddingLearner):
     """Eq. 9: the encoder and a classifier, on the images of the first task."""
 
     archive = "filver.pretrain"
@@ -74,7 +74,7 @@ class Encoding(_OfEmbeddings):
         return loss + self.own.beta * divergence(embeddings)
 
 
-class Rehearsal(_OfEmbeddings):
+class Rehearsal(_EmbeddingLearner):
     """Cross-entropy of the classifier on embeddings alone: training at the server."""
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:

@@ -76,13 +76,13 @@ class MAH(DERpp):
         public = self.received.public
         names = unknown[:0] if public is None else public.labels.unique()
         if self.received.memory:
-            self._take_up(unknown, names)
+            self._load_memory(unknown, names)
             self._assign(classes[self.auxiliary[classes] != REAL])
         else:
             self.before, free = unknown, torch.ones_like(unknown, dtype=torch.bool)
             free[classes] = False
             self.auxiliary = unknown.clone()
-            self.auxiliary[free] = self._drawn(names, int(free.sum()))
+            self.auxiliary[free] = self._draw_classes(names, int(free.sum()))
         if public is not None and (left := self.auxiliary != REAL).any():
             # An auxiliary image counts as one of the class whose output holds it.
             matches = public.labels[:, None] == self.auxiliary.where(left, REAL - 1)  # [n, K]
@@ -103,7 +103,7 @@ class MAH(DERpp):
         complete = settings.partition in ("iid", "site") and not given
         require(bool(chosen) or complete, "mah.auxiliary", chosen, allowed)
 
-    def _drawn(self, names: Tensor, count: int) -> Tensor:
+    def _draw_classes(self, names: Tensor, count: int) -> Tensor:
         """`count` random classes of the archive, the same for all models of a run."""
         if len(names) < count:
             named = self.settings.section("mah", MAHSettings).auxiliary
@@ -114,7 +114,7 @@ class MAH(DERpp):
         order = rng_for(self.settings.seed, "auxiliary classes").permutation(len(names))
         return names[torch.from_numpy(order[:count]).to(names.device)]
 
-    def _take_up(self, like: Tensor, names: Tensor) -> None:
+    def _load_memory(self, like: Tensor, names: Tensor) -> None:
         """Load the assignment of outputs that travelled with the model."""
         memory, what = self.received.memory, "The memory of auxiliary classes"
         check_layout(memory, {"auxiliary": like, "before": like}, what)
@@ -132,7 +132,7 @@ class MAH(DERpp):
         if not len(classes):
             return
         logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
-        taken = chosen(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
+        taken = choose_outputs(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
         leaving = self.auxiliary[taken]
         for c, name in zip(classes.tolist(), leaving.tolist(), strict=True):
             place = int((self.auxiliary == name).nonzero())  # an earlier swap may have moved it
@@ -151,22 +151,15 @@ class MAH(DERpp):
     def replay_term(self, draws: Draws) -> Tensor:
         """The term of DER++; 0 for a single image, because BatchNorm cannot train on one."""
         alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
-        return (
-            torch.zeros((), device=self.samples.labels.device)
-            if alone
-            else super().replay_term(draws)
-        )
+        zero = torch.zeros((), device=self.samples.labels.device)
+        return zero if alone else super().replay_term(draws)
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Offer the images of the task alone to the reservoir, with the present `auxiliary`."""
         own = self.auxiliary[batch.labels] == REAL
-        self.reservoir.add(
-            draws.generator,
-            images=batch.images[own],
-            labels=batch.labels[own],
-            logits=logits[own],
-            auxiliary=self.auxiliary.expand(int(own.sum()), -1),
-        )
+        rows = {"images": batch.images[own], "labels": batch.labels[own], "logits": logits[own]}
+        auxiliary = self.auxiliary.expand(int(own.sum()), -1)
+        self.reservoir.add(draws.generator, **rows, auxiliary=auxiliary)
 
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
         """‖M(x') − z'‖², the mean over all outputs; an output that z' does not have counts 0."""
@@ -178,7 +171,7 @@ class MAH(DERpp):
         return {"auxiliary": self.auxiliary, "before": self.before}
 
 
-def chosen(logits: Tensor) -> Tensor:
+def choose_outputs(logits: Tensor) -> Tensor:
     """An output for each class, int64 [n], by mean logits [n, K]: the largest goes first.
 
     All outputs differ. Outputs of −∞ are given only if there are no others.

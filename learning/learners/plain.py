@@ -43,13 +43,8 @@ class Learner:
     The loop (learning/training.py) calls `observe` for every batch, and makes a step with the
     gradient of the returned loss. A learner keeps state in three ways. `memory` travels with the
     model. The state-dict keys of `local` stay at the hospital, for the next model that comes.
-    `rehearsal` stays at the hospital, for its stream of images.
-
-    Args:
-        model: The network, with the weights as received.
-        samples: The images of the visit.
-        settings: Settings of the run.
-        received: The input that came with the model or was kept here.
+    `rehearsal` stays at the hospital, for its stream of images. `received` is the input that came
+    with the model or was kept here.
 
     Attributes:
         samples: The images of an epoch.
@@ -127,9 +122,7 @@ class Learner:
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse, before the first hop, a network or settings that no visit can use; here none.
 
-        Args:
-            model: The network, perhaps on the device `meta`.
-            settings: Settings of the run.
+        The network may be on the device `meta`.
 
         Raises:
             ModelError: The learner cannot train such a network.

@@ -116,7 +116,7 @@ class Pass(Learner):
         return features.new_zeros(())
 
     @cached_property
-    def measured(self) -> dict[str, Tensor]:
+    def new_prototypes(self) -> dict[str, Tensor]:
         """The prototypes of the task's classes, from the trained model."""
         return class_prototypes(self.network, self.samples, len(self.kept["counts"]))
 
@@ -124,7 +124,7 @@ class Pass(Learner):
         """The prototypes of all seen classes, r, and the task in which r is measured."""
         if self.received.leg == REWIND:
             return self.received.rehearsal
-        new, old, task = self.measured, self.kept, self.received.task
+        new, old, task = self.new_prototypes, self.kept, self.received.task
         here = new["counts"] > 0
         first = int(old["task"]) if "task" in old else task
         return {
@@ -175,7 +175,7 @@ class FedSpace(Pass):
         """The prototypes of the task's classes and the hospital's r, for the server."""
         if self.received.leg == REWIND:
             return {}
-        return self.measured | {"radius": self.rehearsal()["radius"]}
+        return self.new_prototypes | {"radius": self.rehearsal()["radius"]}
 
 
 def rotating(model: nn.Module) -> RotationNetwork:

@@ -90,7 +90,7 @@ class SER(DERpp):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """A step of the saliency network; then the classifier's loss of the batch [N]."""
-        images, maps = draws.alike(batch.images, self.oracle(batch.images))
+        images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
         seen, features = self.network.look(images)
         self.saliency.zero_grad()
         divergence(maps, seen).backward()
@@ -128,28 +128,23 @@ def contrast(images: Tensor) -> Tensor:
     """A stand-in for a saliency oracle: local contrast times a centre prior, blurred.
 
     Contrast is the difference between a pixel's brightness and the mean around it, within an eighth
-    of the image. The prior is a Gaussian with a deviation of a quarter of each side.
-
-    Args:
-        images: uint8 [N, C, H, W].
-
-    Returns:
-        float32 [N, H, W], with a sum of 1 each.
+    of the image. The prior is a Gaussian with a deviation of a quarter of each side. Images are
+    uint8 [N, C, H, W]; maps are float32 [N, H, W], with a sum of 1 each.
     """
     grey = images.float().mean(dim=1, keepdim=True) / 255  # [N, 1, H, W]
     around = max(min(grey.shape[2:]) // 8, 1)
-    local = (grey - _blurred(grey, around)).abs()
+    local = (grey - _blur(grey, around)).abs()
     prior = torch.ones((), device=grey.device)
     for dim, side in ((2, grey.shape[2]), (3, grey.shape[3])):
         places = (torch.arange(side, device=grey.device) + 0.5) / side - 0.5
         shape = [1, 1, 1, 1]
         shape[dim] = side
         prior = prior * (-(places**2) / (2 * 0.25**2)).exp().view(shape)
-    maps = _blurred((local + 1e-3) * prior, around)[:, 0]  # a constant image gets the prior
+    maps = _blur((local + 1e-3) * prior, around)[:, 0]  # a constant image gets the prior
     return maps / maps.sum(dim=(1, 2), keepdim=True)
 
 
-def _blurred(maps: Tensor, around: int) -> Tensor:
+def _blur(maps: Tensor, around: int) -> Tensor:
     """The mean over the pixels of the image that are at most `around` away."""
     return functional.avg_pool2d(
         maps, 2 * around + 1, stride=1, padding=around, count_include_pad=False

@@ -154,7 +154,7 @@ class TwF(Learner):
         tasks = torch.full_like(batch.labels, self.task)
         if kept:
             names = [f"mask-{point}" for point in range(len(self.gates))]
-            view, *masks = draws.alike(kept["images"], *(kept[name] for name in names))
+            view, *masks = draws.view_alike(kept["images"], *(kept[name] for name in names))
             images, tasks = torch.cat([images, view]), torch.cat([tasks, kept["tasks"]])
         logits, features = tap(self.model, images)
         loss = self.cross_entropy(logits[: len(batch)], batch.labels)

@@ -20,12 +20,7 @@ TURNS = 4
 
 
 class RotationNetwork(nn.Module):
-    """A body and a head of 4K outputs.
-
-    Args:
-        architecture: Scale of the pixels, and number of classes.
-        body: Scaled images [N, C, H, W] -> [N, d].
-        width: d.
+    """A body, scaled images [N, C, H, W] -> [N, d = `width`], and a head of 4K outputs.
 
     Raises:
         ValueError: The images are not square.

@@ -49,12 +49,7 @@ def admit(
 
 
 def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> RecordDict:
-    """The first parcel of a hospital.
-
-    Args:
-        content: The answer.
-        order: The order that it answers.
-        outputs: Names of the networks' outputs.
+    """The first parcel of a hospital, from its answer to an order.
 
     Raises:
         ParcelError: The parcel is not the one that the order asks for.
@@ -83,12 +78,8 @@ def admit_trained(
 ) -> Mapping[str, RecordDict]:
     """The parcels of a visit: the trained model as "visit", copies after epochs as "epoch-<k>".
 
-    Args:
-        content: The answer.
-        order: The order that it answers.
-        came_from: The parcel that was sent.
-        encoder: The arrays that travelling models lack.
-        check_memory: The method's check (`Strategy.check_memory`).
+    Travelling models lack the arrays of the encoder. `came_from` is the parcel that was sent, and
+    `check_memory` is the check of the method (`Strategy`).
 
     Raises:
         ParcelError: A parcel is not the sent one after the ordered visit; there are embeddings

@@ -29,11 +29,9 @@ class CheckpointError(ValueError):
 
 
 def save(state: State, notes: Mapping[str, Any]) -> None:
-    """Write a checkpoint in the place of the present one, if any.
+    """Write a checkpoint into the folder of the state's shelf, in the place of the present one.
 
-    Args:
-        state: The state; the folder of its shelf is that of the checkpoint.
-        notes: The server's notes, of types that JSON has.
+    The server's notes are of types that JSON has.
     """
     folder = state.shelf.folder
     sync(folder)  # the files must be on the disk before state.json names them
@@ -52,11 +50,7 @@ class _Content(TypedDict):
 
 
 def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
-    """Read the checkpoint of a folder: the state and the notes beside it.
-
-    Args:
-        folder: The checkpoint.
-        notes: The type of the notes.
+    """Read the checkpoint of a folder: the state, and the notes of the given type beside it.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged or of another version.

@@ -84,61 +84,36 @@ class LocalGrid(Grid):
 
 @dataclass(frozen=True)
 class Letter(Generic[AboutT]):
-    """A message that is not written yet.
+    """A message that is not written yet."""
 
-    Attributes:
-        node: Flower's id of the hospital's node.
-        verb: The message type.
-        about: The sender's object that belongs to the message; the courier does not read it.
-        write: Makes the content, when the message is sent.
-        limit: Seconds that the hospital may take to answer.
-        setting: Name of this limit, for people; mostly a setting.
-        hospital: The hospital's name; empty if it is not known yet.
-    """
-
-    node: int
-    verb: str
-    about: AboutT
-    write: Callable[[], RecordDict]
-    limit: float
-    setting: str
-    hospital: str = ""
+    node: int  # Flower's id of the hospital's node
+    verb: str  # the message type
+    about: AboutT  # the sender's object that belongs to the message; the courier does not read it
+    write: Callable[[], RecordDict]  # makes the content, when the message is sent
+    limit: float  # seconds that the hospital may take to answer
+    setting: str  # name of this limit, for people; mostly a setting
+    hospital: str = ""  # the hospital's name; empty if it is not known yet
 
 
 @dataclass(frozen=True)
 class Awaited:
-    """An answer that has not come yet.
+    """An answer that has not come yet."""
 
-    Attributes:
-        hospital: Name of the hospital; empty if it is not known yet.
-        verb: The message type.
-        since: Time of sending, by `time.monotonic`.
-    """
-
-    hospital: str
-    verb: str
-    since: float
+    hospital: str  # name of the hospital; empty if it is not known yet
+    verb: str  # the message type
+    since: float  # time of sending, by `time.monotonic`
 
 
 @dataclass(frozen=True)
 class Delivery(Generic[AboutT]):
-    """The outcome of one message.
+    """The outcome of one message."""
 
-    Attributes:
-        letter: The message.
-        content: The content of the answer; empty if the hospital failed.
-        failure: The kind of failure; None if the hospital did its part.
-        reason: The failure in words; empty if there is none.
-        seconds: Seconds from sending to answer.
-        bytes_sent: Bytes of the arrays that were sent.
-    """
-
-    letter: Letter[AboutT]
-    content: RecordDict
-    failure: Failure | None
-    reason: str
-    seconds: float
-    bytes_sent: int
+    letter: Letter[AboutT]  # the message
+    content: RecordDict  # the content of the answer; empty if the hospital failed
+    failure: Failure | None  # the kind of failure; None if the hospital did its part
+    reason: str  # the failure in words; empty if there is none
+    seconds: float  # seconds from sending to answer
+    bytes_sent: int  # bytes of the arrays that were sent
 
     @property
     def bytes_received(self) -> int:
@@ -169,9 +144,7 @@ class _Outstanding(Generic[AboutT]):
 class Courier:
     """Carries messages between the engine and Flower's Grid.
 
-    Args:
-        grid: The grid of the run.
-        waits_for: Called again and again with the answers that have not come yet.
+    `waits_for` is called again and again with the answers that have not come yet.
     """
 
     def __init__(
@@ -244,9 +217,7 @@ class Courier:
 class Exchange(Generic[AboutT]):
     """Messages that are under way together, at most one at each hospital.
 
-    Args:
-        courier: The courier that carries them.
-        meanwhile: Called every `LOOK_ROUND` seconds during a wait for answers.
+    `meanwhile` is called every `LOOK_ROUND` seconds during a wait for answers.
     """
 
     def __init__(self, courier: Courier, meanwhile: Callable[[], None] = lambda: None) -> None:

@@ -47,9 +47,7 @@ from strategies.protocol.order import Order
 class Engine:
     """Executes a run, from the present point of its state.
 
-    Args:
-        run: The run.
-        keep: Writes a checkpoint; called with each state from which the run could go on.
+    `keep` writes a checkpoint; it is called with each state from which the run could go on.
 
     Raises:
         SettingsError: The record of `async.replay` cannot be read.

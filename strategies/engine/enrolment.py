@@ -34,11 +34,8 @@ Failed = list[Delivery[Order]]
 def enrol(run: Run, later: Collection[str] = ()) -> Failed:
     """Enrol the hospitals that are not known yet, and take in their models.
 
-    After a resume in the middle of a round, only hospitals that took part before are enrolled.
-
-    Args:
-        run: The run.
-        later: The hospitals that take no part yet.
+    After a resume in the middle of a round, only hospitals that took part before are enrolled. The
+    hospitals of `later` take no part yet.
 
     Returns:
         The failed deliveries of hospitals that are not ready; the next round asks them again.

@@ -44,44 +44,33 @@ class Event:
     - `ensemble`: the hospital has tested all models together.
     - `standalone`: after the last round, the hospital reports figures of the model that it trained
       before the first hand-off.
-
-    Attributes:
-        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `average`,
-            `ensemble` or `standalone`.
-        round: Round of the paper, from 1; 0 before the first.
-        hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
-            model was trained.
-        hospital: Name of the hospital.
-        lineage: Name of the travelling model; empty if the event is about none.
-        outcome: `ok`, or the kind of failure (`Failure`, in small letters).
-        reason: The failure in words; empty if there is none.
-        metrics: The hospital's figures, such as `accuracy` (fractions in [0, 1]).
-        seconds: Seconds from sending the message to its answer.
-        bytes_sent: Bytes of the arrays that were sent to the hospital.
-        bytes_received: Bytes of the arrays in the answer.
-        epochs: Passes over the images in the model's last visit; fewer than those of the whole
-            visit if the model is a copy from between two epochs (`evaluate.epochs`).
-        began: Start of the event, in seconds since the start of the run; NaN until it is written
-            down, except in virtual time.
-        time: End of the event, in the same way.
-        facts: Before the first hop: the hospital's `FACTS` about its images. Of a good visit whose
-            order asks for `embeddings`: their kind, and their number `came`.
     """
 
+    # `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `average`, `ensemble` or
+    # `standalone`
     verb: str
-    round: int
+    round: int  # round of the paper, from 1; 0 before the first
+    # Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the model
+    # was trained.
     hop: int
-    hospital: str
-    lineage: str = ""
-    outcome: str = "ok"
-    reason: str = ""
+    hospital: str  # name of the hospital
+    lineage: str = ""  # name of the travelling model; empty if the event is about none
+    outcome: str = "ok"  # `ok`, or the kind of failure (`Failure`, in small letters)
+    reason: str = ""  # the failure in words; empty if there is none
+    # The hospital's figures, such as `accuracy` (fractions in [0, 1])
     metrics: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    bytes_sent: int = 0
-    bytes_received: int = 0
+    seconds: float = 0.0  # seconds from sending the message to its answer
+    bytes_sent: int = 0  # bytes of the arrays that were sent to the hospital
+    bytes_received: int = 0  # bytes of the arrays in the answer
+    # Passes over the images in the model's last visit; fewer than those of the whole visit if the
+    # model is a copy from between two epochs (`evaluate.epochs`)
     epochs: int = 0
+    # Start of the event, in seconds since the start of the run; NaN until it is written down,
+    # except in virtual time
     began: float = nan
-    time: float = nan
+    time: float = nan  # end of the event, in the same way
+    # Before the first hop: the hospital's `FACTS` about its images. Of a good visit whose order
+    # asks for `embeddings`: their kind, and their number `came`.
     facts: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: _Facts})
 
     @classmethod
@@ -121,11 +110,7 @@ class Journal(Protocol):
 def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
     """Yield the events of a file `LOG`, each with the bytes from the file's start to its end.
 
-    An incomplete last line is skipped.
-
-    Args:
-        path: The file.
-        start: Bytes to skip at the start of the file.
+    The first `start` bytes and an incomplete last line are skipped.
 
     Raises:
         OSError: The file cannot be read.

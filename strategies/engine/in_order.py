@@ -30,9 +30,7 @@ from strategies.protocol.settings import SettingsError, rng_for
 class InVirtualTime(Exchange[Any]):
     """An exchange with deliveries in the order of virtual time, not of real time.
 
-    Args:
-        courier: The courier that carries the messages.
-        seed: Seed of the run; it determines the order of visits that end at one moment.
+    The seed of the run determines the order of visits that end at one moment.
     """
 
     def __init__(self, courier: Courier, seed: int) -> None:
@@ -74,32 +72,19 @@ class InVirtualTime(Exchange[Any]):
 
 @dataclass(frozen=True)
 class Turn:
-    """An entry of a record: a visit ended, or a hospital joined or returned.
+    """An entry of a record: a visit ended, or a hospital joined or returned."""
 
-    Attributes:
-        verb: `query.enrol` for a hospital that joined, `query.live` for one that returned, else the
-            verb of the visit.
-        hospital: Name of the hospital.
-        lineage: Lineage of the model; empty if the entry is no visit.
-        outcome: As in `Event`.
-        reason: As in `Event`.
-    """
-
+    # `query.enrol` for a hospital that joined, `query.live` for one that returned, else the verb of
+    # the visit
     verb: str
-    hospital: str
-    lineage: str
-    outcome: str
-    reason: str
+    hospital: str  # name of the hospital
+    lineage: str  # lineage of the model; empty if the entry is no visit
+    outcome: str  # as in `Event`
+    reason: str  # as in `Event`
 
 
 class Replayed(InVirtualTime):
-    """An exchange with deliveries in the order of a record.
-
-    Args:
-        courier: The courier that carries the messages.
-        state: State of the run; its `replayed` counts the turns that are over.
-        turns: The record.
-    """
+    """An exchange with deliveries in the order of a record; `State.replayed` counts its turns."""
 
     def __init__(self, courier: Courier, state: State, turns: list[Turn]) -> None:
         super().__init__(courier, 0)
@@ -185,15 +170,10 @@ def _turns(events: Iterable[Event]) -> Iterator[Turn]:
 
 @dataclass(frozen=True)
 class VirtualJournal:
-    """A journal that adds virtual times to events.
+    """A journal that adds virtual times to events."""
 
-    Attributes:
-        journal: The journal that records them.
-        state: State of the run, with the clock.
-    """
-
-    journal: Journal
-    state: State
+    journal: Journal  # the journal that records them
+    state: State  # state of the run, with the clock
 
     def record(self, event: Event) -> None:
         """Record one event, at once."""

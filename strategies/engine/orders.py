@@ -26,13 +26,6 @@ def check_order(
     Four fields are not compared: `hospital`, `run`, `hop` and `classes`. They name the recipient
     and its place in the run; classes stay the same in a run (client_app.run.check_same).
 
-    Args:
-        strategy: The method, with the settings of the run.
-        verb: The message type.
-        order: The order.
-        hospital: Name of the recipient.
-        sealed: Whether parcels travel sealed.
-
     Raises:
         ParcelError: A field has a value that the method never orders; names the first, and the
             value.

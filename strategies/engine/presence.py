@@ -20,10 +20,8 @@ SCENARIOS = ("S1", "S2", "S3", "S4")
 def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
     """The status of each hospital in each task; without a plan all are active.
 
-    Args:
-        settings: Settings, with the name of a scenario or a file.
-        hospitals: All hospitals of the run, in order of their names. If empty, a file is only
-            checked.
+    Hospitals are those of the run, in order of their names. If there are none, the file is only
+    checked.
 
     Raises:
         SettingsError: The file is not a table of these hospitals and tasks, a hospital comes back,

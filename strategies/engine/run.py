@@ -23,38 +23,23 @@ Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
 
 @dataclass(frozen=True)
 class Ordered:
-    """A visit that is under way.
+    """A visit that is under way."""
 
-    Attributes:
-        visit: The visit.
-        order: The order that asks for it.
-        sent: The parcel that is sent, by its name on the shelf.
-        ends: Its end, in seconds of virtual time.
-    """
-
-    visit: Visit
-    order: Order
-    sent: str
-    ends: float
+    visit: Visit  # the visit
+    order: Order  # the order that asks for it
+    sent: str  # the parcel that is sent, by its name on the shelf
+    ends: float  # its end, in seconds of virtual time
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """A run."""
 
-    Attributes:
-        settings: Its settings.
-        strategy: Its method.
-        state: Its state, with everything that changes.
-        courier: Its connection to the hospitals.
-        journal: The recorder of its events.
-    """
-
-    settings: Settings
-    strategy: Strategy
-    state: State
-    courier: Courier
-    journal: Journal
+    settings: Settings  # its settings
+    strategy: Strategy  # its method
+    state: State  # its state, with everything that changes
+    courier: Courier  # its connection to the hospitals
+    journal: Journal  # the recorder of its events
 
     @property
     def sealed(self) -> bool:
@@ -71,11 +56,7 @@ class Run:
         """An order for a hospital, with the fields that all orders share.
 
         In round 0 hospitals prepare, whenever they join; the images of the first task are there.
-
-        Args:
-            hospital: Name of the hospital.
-            at: The round whose images are there; 0 = the round of the order.
-            changes: The fields that differ.
+        `at` is the round whose images are there; 0 = the round of the order.
         """
         tested = at or changes.get("round", 0)
         members = self.members

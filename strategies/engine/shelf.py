@@ -44,11 +44,7 @@ class _Note:
 
 
 class Shelf:
-    """The parcels in one folder.
-
-    Args:
-        folder: The folder; made if it does not exist.
-    """
+    """The parcels in one folder, which is made if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -19,29 +19,19 @@ AWAY = 0  # no node's id: a hospital has not come back since the run was resumed
 
 @dataclass(frozen=True)
 class Model:
-    """A travelling model, as its last good visit left it.
+    """A travelling model, as its last good visit left it."""
 
-    Attributes:
-        lineage: Its identity, named after its first hospital.
-        place: The hospital that it is at, or `GLOBAL`.
-        parcel: The name of its parcel on the shelf.
-        previous: Its place before; empty before the first visit.
-        good: The parcel of the last good copy: the newest that a hospital other than its maker has
-            trained on, or the first copy. The lineage goes on from it if the newest copy is
-            useless. Empty before the first visit.
-        round: Round of the last good visit; 0 = none yet.
-        num_examples: Training images at the last good visit.
-        turns: Number of its visits, good or failed, if it does not move in rounds.
-    """
-
-    lineage: str
-    place: str
-    parcel: str
-    previous: str = ""
+    lineage: str  # its identity, named after its first hospital
+    place: str  # the hospital that it is at, or `GLOBAL`
+    parcel: str  # the name of its parcel on the shelf
+    previous: str = ""  # its place before; empty before the first visit
+    # The parcel of the last good copy: the newest that a hospital other than its maker has trained
+    # on, or the first copy. The lineage goes on from it if the newest copy is useless. Empty before
+    # the first visit.
     good: str = ""
-    round: int = 0
-    num_examples: float = 0.0
-    turns: int = 0
+    round: int = 0  # round of the last good visit; 0 = none yet
+    num_examples: float = 0.0  # training images at the last good visit
+    turns: int = 0  # number of its visits, good or failed, if it does not move in rounds
 
 
 @dataclass

@@ -27,35 +27,26 @@ class Strategy(ABC):
 
     Args:
         settings: The settings of the run; a method reads its own table (`Settings.section`).
-
-    Attributes:
-        learner: The local objective of its visits (learning.learners.LEARNERS).
-        images: The images that its visits train on.
-        reads_models: Whether the server opens the models; then they cannot be sealed.
-        own_start: Whether each hospital's first model has initial weights of its own; else all
-            start from the same weights.
-        tests_every_visit: Whether the one model is tested after each visit of the round.
-        waits: Whether a hop ends when all its visits have ended. Else the method plans again after
-            each delivery, and `is_over` ends a round.
-        buffer_size: Synthetic images that each hospital renders before the first hop.
-        has_encoder: Whether a frozen encoder travels to each hospital once, apart from the models.
-        needs_own_buffer: Whether a hospital is excluded if its buffer may not leave; else it takes
-            part without one.
-        enrols_by_plan: Whether hospitals may join and leave by the plan `enrolment`.
-        needs_rounds: The reason why its models must move in rounds, for an error. Methods without
-            such a reason are `HandsOn`.
     """
 
-    learner = "plain"
-    images: Images = "own"
-    reads_models = False
+    learner = "plain"  # the local objective of its visits (learning.learners.LEARNERS)
+    images: Images = "own"  # the images that its visits train on
+    reads_models = False  # whether the server opens the models; then they cannot be sealed
+    # Whether each hospital's first model has initial weights of its own; else all start from the
+    # same weights
     own_start = False
-    tests_every_visit = False
+    tests_every_visit = False  # whether the one model is tested after each visit of the round
+    # Whether a hop ends when all its visits have ended. Else the method plans again after each
+    # delivery, and `is_over` ends a round.
     waits = True
-    buffer_size = 0
+    buffer_size = 0  # synthetic images that each hospital renders before the first hop
+    # Whether a frozen encoder travels to each hospital once, apart from the models
     has_encoder = False
+    # Whether a hospital is excluded if its buffer may not leave; else it takes part without one
     needs_own_buffer = False
-    enrols_by_plan = False
+    enrols_by_plan = False  # whether hospitals may join and leave by the plan `enrolment`
+    # The reason why its models must move in rounds, for an error. Methods without such a reason are
+    # `HandsOn`.
     needs_rounds = "its models move in rounds"
 
     def __init__(self, settings: Settings) -> None:
@@ -73,9 +64,6 @@ class Strategy(ABC):
 
     def check(self, *, sealed: bool) -> None:
         """Refuse a run that this method cannot do, before the run starts.
-
-        Args:
-            sealed: Whether parcels would travel sealed.
 
         Raises:
             SettingsError: The server must read the models, but they are sealed or rounded; or the
@@ -160,21 +148,13 @@ class Strategy(ABC):
 
 
 class HandsOn(Strategy):
-    """A method whose models can also move one by one (strategies/asynchronous.py).
+    """A method whose models can also move one by one (strategies/asynchronous.py)."""
 
-    Attributes:
-        stays: Whether models stay at their hospitals, which hand on other records.
-    """
-
-    stays = False
+    stays = False  # whether models stay at their hospitals, which hand on other records
 
     @abstractmethod
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
-        """The visit by which a hospital trains a model.
+        """The visit by which a hospital trains a model of the state.
 
-        Args:
-            state: State of the run.
-            hospital: The hospital.
-            model: The model's name in the state.
-            source: The hospital that hands on: the model's last place, unless models stay.
+        `source` is the hospital that hands on: the model's last place, unless models stay.
         """

@@ -18,29 +18,19 @@ TEST_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Batch:
-    """The models that one message asks a hospital to test, each under a name.
+    """The models that one message asks a hospital to test, each under a name."""
 
-    Attributes:
-        hospital: The hospital that tests.
-        round: The round of the models.
-        parcels: The names of their parcels on the shelf.
-        labels: The labels of their parcels.
-        sizes: The bytes of each model.
-    """
-
-    hospital: str
-    round: int
-    parcels: Mapping[str, str]
-    labels: Mapping[str, Manifest]
-    sizes: Mapping[str, int]
+    hospital: str  # the hospital that tests
+    round: int  # the round of the models
+    parcels: Mapping[str, str]  # the names of their parcels on the shelf
+    labels: Mapping[str, Manifest]  # the labels of their parcels
+    sizes: Mapping[str, int]  # the bytes of each model
 
 
 def begin_tests(run: Run, again: Collection[str] = ()) -> None:
     """Note the models to test, as they are now, and record the hand-off to each hospital.
 
-    Args:
-        run: The run.
-        again: The models to test again, since older copies have replaced them; empty = all.
+    The models of `again` are tested again, since older copies have replaced them; empty = all are.
     """
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}

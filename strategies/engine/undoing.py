@@ -19,14 +19,9 @@ SERVER = "server"  # the maker of an average
 
 
 def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> bool:
-    """Let a lineage go on from its last good copy.
+    """Let the lineage of a model go on from its last good copy.
 
-    Args:
-        run: The run.
-        name: Name of the model in the state.
-        parcel: The refused copy, by its name on the shelf.
-        by: The hospitals that refused it.
-        why: The reason, as a sentence with a full stop.
+    The hospitals `by` refused the copy `parcel` of the shelf; `why` is a sentence with a full stop.
 
     Returns:
         Whether there is another copy to go on from.

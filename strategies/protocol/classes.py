@@ -23,11 +23,8 @@ def sort_classes(classes: Iterable[str]) -> list[str]:
 def group_spellings(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[list[str]]:
     """Groups of names that differ only in their spelling.
 
-    Spelling is case, blanks, dashes and underscores, the Unicode form, or the form of a number.
-
-    Args:
-        names: Names of classes.
-        apart: Lists of different classes: two names in one list are never one class.
+    Spelling is case, blanks, dashes and underscores, the Unicode form, or the form of a number. Two
+    names in one list of `apart` are never one class.
     """
     groups = defaultdict(set)
     for name in names:

@@ -27,9 +27,7 @@ _FAREWELL = "Manually terminating ClientAppActor"
 class Console(logging.Handler):
     """Prints log records as plain lines, and skips empty ones.
 
-    Args:
-        clock: Format of the time at the start of a line (`time.strftime`).
-        width: Columns of a line; longer texts are wrapped.
+    A line begins with the time in the format `clock`, and has at most `width` columns.
 
     Attributes:
         last: The text that must stand last; repeated if Flower logs more as its process ends.
@@ -116,12 +114,9 @@ class Pace:
         self.first = self.done = -1  # -1 = unknown; an earlier process may have begun
 
     def __call__(self, done: int, total: int, more: str = "") -> None:
-        """Log a line, unless the last one was a moment ago.
+        """Log a line that ends with `more`, unless the last line was a moment ago.
 
-        Args:
-            done: Number of things that are done.
-            total: Number of all things, at most.
-            more: Text for the end of the line.
+        `total` is the number of all things, at most.
         """
         now = monotonic()
         if self.first < 0 or done < self.done:

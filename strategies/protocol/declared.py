@@ -160,12 +160,7 @@ def _read(
 
 
 def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
-    """The allowed values of a field, in words.
-
-    Args:
-        error: The error of pydantic about the present value.
-        field: The declared field.
-    """
+    """The allowed values of a field, in words, from pydantic's error about its present value."""
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])

@@ -15,12 +15,7 @@ MOST = 200_000  # in one record
 
 
 def check_embeddings(record: ArrayRecord, kind: str, classes: int) -> None:
-    """Refuse a record that is not embeddings of a kind.
-
-    Args:
-        record: A record that has passed `check_arrays`.
-        kind: A key of `PARTS`.
-        classes: The number of classes.
+    """Refuse a record, which has passed `check_arrays`, that is not embeddings of a kind.
 
     Raises:
         ParcelError: The record is something else.

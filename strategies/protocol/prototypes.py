@@ -13,12 +13,9 @@ MOST = 1e9  # images of a class
 
 
 def check_prototypes(record: ArrayRecord, classes: int, width: int) -> None:
-    """Refuse a record that is not prototypes.
+    """Refuse a record, which has passed `check_arrays`, that is not prototypes.
 
-    Args:
-        record: A record that has passed `check_arrays`.
-        classes: The number of classes, K.
-        width: The number of features, d.
+    There are K = `classes` of d = `width` features.
 
     Raises:
         ParcelError: The record is something else.

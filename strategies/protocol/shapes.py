@@ -26,13 +26,10 @@ class ShapeError(ValueError):
 
 
 def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
-    """The value of a JSON text.
+    """The value of a JSON text, of a given type.
 
-    Args:
-        text: The text.
-        shape: Type of the value.
-        any_version: Whether a dataclass may have other fields. Then unknown fields are skipped, and
-            missing ones are empty.
+    With `any_version` a dataclass may have other fields: unknown ones are skipped, and missing ones
+    are empty.
 
     Raises:
         ShapeError: The text is no JSON, has another type, or has too many values.

@@ -21,9 +21,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def flaw_of(arrays: Arrays, before: Arrays | None = None) -> str:
     """The flaw in the numbers of a model or a memory, in words; empty if there is none.
 
-    Args:
-        arrays: The arrays, by name.
-        before: The model before the visit; None if it is not known.
+    `before` is the model before the visit, if it is known.
     """
     for name, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating):
@@ -33,12 +31,12 @@ def flaw_of(arrays: Arrays, before: Arrays | None = None) -> str:
             return f"'{name}' is not finite, or beyond {LARGEST:,.0f}"
         if name.endswith("running_var") and least < 0:
             return f"'{name}' is a variance below 0"
-    if before and moved(arrays, before) > MOVED:
+    if before and relative_change(arrays, before) > MOVED:
         return f"the visit has moved the weights by more than {MOVED:.0f} times their length"
     return ""
 
 
-def moved(arrays: Arrays, before: Arrays) -> float:
+def relative_change(arrays: Arrays, before: Arrays) -> float:
     """The length of the weights' change, as a share of their length before; 0 if this is 0."""
     weights = [
         (array, before[name])

@@ -42,11 +42,7 @@ def inert(value: object) -> object:
 
 
 class Screen:
-    """The output of a command, with `printable` characters only and without passwords.
-
-    Args:
-        stream: The stream that gets the output, such as `sys.stdout`.
-    """
+    """The output of a command, with `printable` characters only and without passwords."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

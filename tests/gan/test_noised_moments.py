@@ -63,7 +63,7 @@ def test_the_statistic_is_what_its_docstring_says():
     """Of one grey image by another transform, without noise, to the grid."""
     image = images_of(1)
     found = release(image, torch.tensor([1]), 3, 1.0, nothing)
-    basis, pixels = Basis.of((1, 8, 8)), image[0, 0].double().numpy() / 255
+    basis, pixels = Basis.choose((1, 8, 8)), image[0, 0].double().numpy() / 255
     pattern = dctn(pixels, norm="ortho").ravel()[basis.places]
     weighted = pattern * basis.weights
     weighted /= np.linalg.norm(weighted)
@@ -172,7 +172,10 @@ def attack(noise: float) -> float:
     Every class is a release with noise of its own. In 40,000 of them there is a canary, in as many
     there is nothing. The attacker knows the canary and looks for it where it has most to tell.
     """
-    trials, rows_columns = 40000, np.triu_indices(len(Basis.of((1, 3, 3)).vectors(CANARY)[0]), 1)
+    trials, rows_columns = (
+        40000,
+        np.triu_indices(len(Basis.choose((1, 3, 3)).vectors(CANARY)[0]), 1),
+    )
 
     def flat(moments):
         squares, square = moments.squares, SHARES["square"]

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from gan.schedule import Progress, Standing, check_due, due, judge
+from gan.schedule import Check, Standing, check_due, due, judge
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def preset(micro):
 def checked(standing, iteration, frechet):
     """The same, after a check at this iteration with this Fréchet distance."""
     standing.iteration = iteration
-    found = Progress(standing.phase, iteration, 1.0, frechet, 0.0, None, 1.0, 1.0, 0.0)
+    found = Check(standing.phase, iteration, 1.0, frechet, 0.0, None, 1.0, 1.0, 0.0)
     standing.progress.append(found)
     return standing
 

@@ -14,7 +14,7 @@ from gan.augment import Controller
 from gan.networks import Generator
 from gan.pixel_range import from_bytes
 from gan.presets import PRESETS
-from gan.schedule import Progress
+from gan.schedule import Check
 from gan.synthesis import balanced_labels, render
 from gan.training import train_gan
 
@@ -99,7 +99,7 @@ def test_both_phases(train, tmp_path):
     assert [p.privacy_distance is None for p in trained.progress] == [True] * 3 + [False] * 4
     assert not torch.equal(weights(trained.plain), weights(trained.private))
     lines = (tmp_path / "gan" / "progress.jsonl").read_text().splitlines()
-    assert [Progress(**json.loads(line)) for line in lines] == trained.progress
+    assert [Check(**json.loads(line)) for line in lines] == trained.progress
     assert len(list((tmp_path / "gan").glob("*.png"))) == 7
 
 

@@ -74,7 +74,7 @@ def estimates(sureness):
 def test_intervals_are_those_of_a_bootstrap_by_hand():
     """Each end is within 0.4 standard errors of that of the hand-made one, which has errors too."""
     outcome = outcome_of(np.random.default_rng(0), 100)
-    sureness = Sureness(outcome, Bootstrap.of(outcome, np.random.default_rng(1)))
+    sureness = Sureness(outcome, Bootstrap.draw(outcome, np.random.default_rng(1)))
     found, exact = estimates(sureness)
     for name, (low, high, error) in by_hand(outcome, np.random.default_rng(2)).items():
         if name != "calibration-error":  # a resample's is larger than that of the images
@@ -89,7 +89,7 @@ def test_intervals_are_those_of_a_bootstrap_by_hand():
 def test_without_the_bootstrap_an_interval_is_never_narrower_for_long():
     """It takes all images of a patient as alike; here about half of the answers are."""
     outcome = outcome_of(np.random.default_rng(3), 200)
-    boot = Sureness(outcome, Bootstrap.of(outcome, np.random.default_rng(1)))
+    boot = Sureness(outcome, Bootstrap.draw(outcome, np.random.default_rng(1)))
     narrow, wide = (estimates(each)[0] for each in (boot, Sureness(outcome)))
     for name in ("accuracy", "balanced-accuracy", "auroc", "sensitivity-of-class-1"):
         lengths = [each[name].high - each[name].low for each in (narrow, wide)]
@@ -101,7 +101,7 @@ def test_ties_count_half_in_resamples_too():
     labels = np.array([0, 1] * 10)
     scores = np.full((20, 2), 0.5)
     outcome = Outcome(scores, labels, np.arange(20), np.full(2, np.nan))
-    areas = Bootstrap.of(outcome, np.random.default_rng(0)).areas
+    areas = Bootstrap.draw(outcome, np.random.default_rng(0)).areas
     assert np.allclose(areas[np.isfinite(areas)], 0.5)
 
 
@@ -128,7 +128,7 @@ def test_of_twenty_intervals_about_one_misses():
         right = rng.random(40) < 0.9
         scores: Any = np.stack([right, ~right], axis=1) * 0.8 + 0.1
         outcome = Outcome(scores, np.zeros(40, int), np.arange(40), np.full(2, np.nan))
-        sureness = Sureness(outcome, Bootstrap.of(outcome, rng))
+        sureness = Sureness(outcome, Bootstrap.draw(outcome, rng))
         found = sureness.estimate_share("accuracy", right.mean())
         hits += found.low <= 0.9 <= found.high
     assert hits / 60 > 0.95 - 2.5 * np.sqrt(0.95 * 0.05 / 60)

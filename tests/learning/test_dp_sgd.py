@@ -30,7 +30,7 @@ def visit(samples, plan, seed=0, epochs=1, model=None, **overrides):
 def test_a_step_is_the_clipped_sum_of_each_image_s_gradient_and_noise():
     """With a learning rate of 1: w - w' = (Σ min(1, C / ‖g‖) g + σ C z) / 20, image by image."""
     samples, before = data(20), network()
-    after, _ = visit(samples, Plan.of(np.arange(20), 20))
+    after, _ = visit(samples, Plan.make(np.arange(20), 20))
     clipped = [torch.zeros_like(weight) for weight in before.parameters()]
     for image, label in zip(samples.images, samples.labels, strict=True):
         before.zero_grad()
@@ -48,7 +48,7 @@ def test_a_step_is_the_clipped_sum_of_each_image_s_gradient_and_noise():
 
 
 def test_noise_follows_from_the_secret_generator_alone():
-    plan = Plan.of(np.arange(20), 10)
+    plan = Plan.make(np.arange(20), 10)
     (one, _), (same, _), (other, _) = (visit(data(20), plan, seed) for seed in (0, 0, 1))
     first, again, different = (next(each.parameters()) for each in (one, same, other))
     assert torch.equal(first, again)
@@ -57,7 +57,7 @@ def test_noise_follows_from_the_secret_generator_alone():
 
 def test_patients_are_drawn_by_themselves_and_one_image_of_each():
     owners = np.array([0, 0, 0, 1, 2, 2])
-    plan, rng = Plan.of(owners, 1), np.random.default_rng(0)
+    plan, rng = Plan.make(owners, 1), np.random.default_rng(0)
     assert plan.rate == pytest.approx(1 / 3)
     assert plan.steps == 3
     draws = [plan.draw(rng) for _ in range(3000)]
@@ -77,7 +77,7 @@ def test_a_step_that_draws_nobody_is_noise_all_the_same():
 
 
 def test_the_network_is_as_it_was_afterwards():
-    model, _ = visit(data(20), Plan.of(np.arange(20), 5), epochs=2)
+    model, _ = visit(data(20), Plan.make(np.arange(20), 5), epochs=2)
     assert list(model.state_dict()) == list(network().state_dict())
     assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
     assert not any(part._forward_hooks for part in model.modules())
@@ -99,7 +99,7 @@ def test_progress_counts_the_images_that_are_drawn():
         rng=np.random.default_rng(1),
         deadline=time.monotonic() + 60,
         progress=lambda *done: told.append(done),
-        private=PrivateSteps(Plan.of(np.arange(20), 5), dp, np.random.default_rng(0)),
+        private=PrivateSteps(Plan.make(np.arange(20), 5), dp, np.random.default_rng(0)),
     )
     assert len(told) == 8
     assert told[-1][0] == told[-1][1]

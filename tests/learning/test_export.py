@@ -50,7 +50,7 @@ def manifest_of(blueprint, **changes):
     told = {"num-examples": 9, "accuracy": 2 / 3, "accuracy-low": 0.354, "accuracy-high": 0.879}
     of_class = {"images-of-class-1": 4, "recall-of-class-1": 0.0, "specificity-of-class-1": 0.75}
     tested = {"graz": {**told, "auroc": 0.5, **of_class}}
-    return replace(ModelManifest.of(label, chosen, "run-1", images, tested), **changes)
+    return replace(ModelManifest.from_label(label, chosen, "run-1", images, tested), **changes)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ def test_the_interval_is_wilson_s():
 
 def test_noise_makes_the_interval_wider():
     """0.667 - sqrt(0.313² + (1.96 · 0.1)²) = 0.298; the upper end likewise; both are shares."""
-    found = wilson(6 / 9, 9).told(6 / 9, 0.1)
+    found = wilson(6 / 9, 9).widen(6 / 9, 0.1)
     assert (found.low, found.high) == pytest.approx((0.298, 0.956), abs=1e-3)
-    moved = wilson(6 / 9, 9).told(0.95, 0.1)
+    moved = wilson(6 / 9, 9).widen(0.95, 0.1)
     assert (moved.value, moved.high) == (0.95, 1)
     assert moved.low == pytest.approx(0.95 - (0.667 - 0.298), abs=1e-3)
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from learning.evaluation import probabilities, score
-from learning.learners.mah import MAH, align, chosen
+from learning.learners.mah import MAH, align, choose_outputs
 from learning.learners.plain import Received
 from learning.models import Architecture
 from learning.models.taps import last_layer
@@ -77,7 +77,7 @@ def test_where_all_classes_are_there_from_the_start_it_needs_no_archive():
 def test_the_largest_mean_logit_goes_first():
     """Both classes want output 1: the second has it, for 9 > 5, and the first its next best, 3."""
     logits = torch.tensor([[3.0, 5.0, 2.0], [8.0, 9.0, 3.0]])
-    assert chosen(logits).tolist() == [0, 1]
+    assert choose_outputs(logits).tolist() == [0, 1]
 
 
 def test_a_new_class_takes_over_the_row_that_answers_most():

@@ -148,7 +148,7 @@ def test_maps_of_a_file_are_found_by_the_images_bytes_and_changed_alike(tmp_path
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
     assert torch.equal(read_maps(path, data())(data().images[order]), maps[order])
     learner = learner_of(SER, network("ser-cnn"), ser__oracle=path)
-    view, seen = draws(augment="flip").alike(data().images, learner.oracle(data().images))
+    view, seen = draws(augment="flip").view_alike(data().images, learner.oracle(data().images))
     flipped = (view != data().images).flatten(1).any(dim=1)
     assert 0 < flipped.sum() < 20
     assert torch.equal(seen[flipped], maps.flip(-1)[flipped])

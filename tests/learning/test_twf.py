@@ -333,7 +333,7 @@ def test_settings_are_checked():
 
 def test_maps_are_changed_like_their_images():
     images = torch.arange(8 * 9).view(8, 1, 3, 3)
-    view, other = draws(augment="flip-rotate").alike(images, images * 2)
+    view, other = draws(augment="flip-rotate").view_alike(images, images * 2)
     assert torch.equal(other, view * 2)
     assert not torch.equal(view, images)
     alone = draws(augment="flip-rotate").view(images)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from strategies.protocol.soundness import LARGEST, MOVED, flaw_of, moved
+from strategies.protocol.soundness import LARGEST, MOVED, flaw_of, relative_change
 
 
 def model(**arrays):
@@ -35,7 +35,7 @@ def test_a_model_that_may_be_handed_on(arrays):
 
 def test_how_far_a_visit_moves_weights():
     """Four weights of 1 have length 2; four of 7 are 12 away: six lengths."""
-    assert moved(model(w=np.full(4, 7.0)), model()) == pytest.approx(6)
+    assert relative_change(model(w=np.full(4, 7.0)), model()) == pytest.approx(6)
     assert flaw_of(model(w=np.full(4, 1 + 0.99 * MOVED)), model()) == ""
     assert "moved" in flaw_of(model(w=np.full(4, 1 + 1.01 * MOVED)), model())
 
@@ -46,4 +46,4 @@ def test_statistics_may_move_as_far_as_the_images_are():
 
 
 def test_weights_that_were_zero_may_move_anywhere():
-    assert moved(model(), model(w=np.zeros(4))) == 0
+    assert relative_change(model(), model(w=np.zeros(4))) == 0
