@@ -1,8 +1,8 @@
-"""Audits: what does an object reveal that is about to leave a hospital?
+"""Audits: how much does an object reveal that is about to leave a hospital?
 
-Each audit plays an attacker who has the object, and measures what the attacker learns about the
-images behind it. Images outside of the training set show what chance achieves. All audits write the
-same report (report.py).
+Each audit plays an attacker who has the object, and measures how much the attacker learns about the
+images behind it. Images outside of the training set show how much chance achieves. All audits write
+the same report (report.py).
 
     copies.py       is a synthetic image a changed training image?     (search, dresses, ranks)
     buffer.py       do synthetic images reveal the training images of the generator?

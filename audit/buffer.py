@@ -47,7 +47,7 @@ from sklearn.neighbors import KernelDensity
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from audit.epsilon import audited_epsilon
+from audit.epsilon import prove_epsilon
 from audit.membership import Contrast, Scores, contrast, control, exceeds
 from audit.report import Report
 from learning.intervals import Estimate
@@ -132,12 +132,12 @@ class Attacked:
             return "too small to tell"
         return "passed"
 
-    def checked_claim(self, epsilon: float, delta: float) -> "Attacked":
+    def bound_claim(self, epsilon: float, delta: float) -> "Attacked":
         """The same results, with a bound for a claim of ε and δ."""
         if not self.trials:
             return self
         proven = [
-            audited_epsilon(
+            prove_epsilon(
                 round(worth.tpr.value * worth.members),
                 worth.members,
                 round(worth.fpr.value * worth.others),
@@ -209,14 +209,10 @@ ATTACKS = {"nearest neighbour": Attacker.neighbour_scores, "density": Attacker.d
 def attack_buffer(
     members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
 ) -> Attacked:
-    """Attack synthetic images uint8 [S, C, H, W].
+    """Attack synthetic images uint8 [S, C, H, W], of which at most `limit` may leak.
 
-    Args:
-        members: uint8 [N, C, H, W], in a random order.
-        halves: The two halves of the others.
-        synthetic: The images.
-        limit: The most that may leak.
-        seed: Seed of the positive control.
+    Members uint8 [N, C, H, W] are in a random order; the others come in two halves. The seed is
+    that of the positive control.
     """
     others = sum(map(len, halves))
     sizes = (len(members), others, min(map(len, halves)), len(synthetic))

@@ -30,7 +30,7 @@ from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
 from audit.decoders import Known, check_deadline, guesses
 from audit.report import Report
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from learning.samples import Samples
 
 ATTACKED, CANDIDATES = 1000, 20_000  # most embeddings that are attacked; most candidate images
@@ -98,7 +98,7 @@ def audit_embeddings(
     means, values = (means - centre) / spread, (values - centre) / spread
     variances = (variances / spread.square()).clamp(min=FINEST**2)
     figures = _bits(means[rows], variances[rows]) if encoded.kind == "sampled" else {}
-    with seeded(rng):
+    with use_seed(rng):
         chosen = torch.randperm(len(rows))[:ATTACKED]
         rows, values, rest = rows[chosen], values[chosen], stays.nonzero().flatten()
         rest = rest[torch.randperm(len(rest))]

@@ -15,7 +15,7 @@ from math import inf, log
 from audit.membership import clopper_pearson
 
 
-def audited_epsilon(
+def prove_epsilon(
     true_positives: int,
     positives: int,
     false_positives: int,

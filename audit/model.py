@@ -65,12 +65,8 @@ def audit_model(
 ) -> Report:
     """Attack a model by its loss, and by `seeds` networks if there are enough images.
 
-    Args:
-        members: The model's predictions for training images, more than one.
-        others: Its predictions for other images, one or more.
-        limit: The most that may leak.
-        seeds: The number of networks.
-        epochs: Epochs of each network.
+    The model's predictions are for more than one training image, and for one or more other images.
+    At most `limit` may leak.
 
     Returns:
         The leaks of the attack by loss. The evidence has `limit`, `leak` (the one of the two leaks

@@ -11,25 +11,20 @@ from learning.intervals import Estimate
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The findings about an object that is about to leave.
+    """The findings about an object that is about to leave."""
 
-    Attributes:
-        figures: The measured figures, by the names of METRICS (strategies/protocol/may_leave.py).
-        refusal: The reason why it may not leave, for the server, without any image or distance;
-            empty = it may leave.
-        reasons: The reasons for the hospital's own log.
-        refused: Indices of the synthetic images that may not leave.
-        leaks: The leaks by several attacks: 0 is nothing, 1 the most that can leak.
-        evidence: The measurements of attacks, as JSON. They stay at the hospital.
-        pictures: uint8 [., C, H, W]. They stay at the hospital.
-    """
-
+    # The measured figures, by the names of METRICS (strategies/protocol/may_leave.py)
     figures: dict[str, float] = field(default_factory=dict)
+    # The reason why it may not leave, for the server, without any image or distance; empty = it may
+    # leave
     refusal: str = ""
-    reasons: tuple[str, ...] = ()
-    refused: tuple[int, ...] = ()
+    reasons: tuple[str, ...] = ()  # the reasons for the hospital's own log
+    refused: tuple[int, ...] = ()  # indices of the synthetic images that may not leave
+    # The leaks by several attacks: 0 is nothing, 1 the most that can leak
     leaks: tuple[Estimate, ...] = ()
+    # The measurements of attacks, as JSON. They stay at the hospital.
     evidence: dict[str, Any] = field(default_factory=dict)
+    # uint8 [., C, H, W]. They stay at the hospital.
     pictures: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property

@@ -5,8 +5,8 @@ It may be mixed with another image, in parts, bent, or in the colours alone. Eac
 dress of the copy (dresses.py). Each image is compared with all training images in seven steps.
 
 1. Aligned: whole images are compared in the 8 orientations of a square, by the absolute correlation
-   of whitened vectors. Brightness, contrast and inversion do not change it. Whitening takes away
-   what all training images have in common. Orthogonal matching pursuit (Pati et al. 1993) adds a
+   of whitened vectors. Brightness, contrast and inversion do not change it. Whitening removes the
+   common features of all training images. Orthogonal matching pursuit (Pati et al. 1993) adds a
    second training image: that finds mixes.
 2. Moved: the middle of the image is compared with windows of the training images, at a grid of
    shifts, scales and angles. The best windows are registered, and the best of these once more.
@@ -74,20 +74,16 @@ LEAST = 1e-5  # residual of an exact copy; a lower one is below the precision of
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The results of the search for N images.
+    """The results of the search for N images."""
 
-    Attributes:
-        residuals: Float32 [N, scores]: the logarithm of the share of an image that training images
-            do not explain, for each of `SCORES`. It is small for copies. For "alone" it is the
-            logarithm of a ratio of two such shares.
-        index: The most similar training image by any score, int64 [N].
-        frame: The orientation of the image, of 8, that is most like this training image, int64 [N].
-        pose: The place of its middle in the training image: shifts, log scale and angle, [N, 4].
-    """
-
+    # Float32 [N, scores]: the logarithm of the share of an image that training images do not
+    # explain, for each of `SCORES`. It is small for copies. For "alone" it is the logarithm of a
+    # ratio of two such shares.
     residuals: Tensor
-    index: Tensor
+    index: Tensor  # the most similar training image by any score, int64 [N]
+    # The orientation of the image, of 8, that is most like this training image, int64 [N]
     frame: Tensor
+    # The place of its middle in the training image: shifts, log scale and angle, [N, 4]
     pose: Tensor
 
 
@@ -157,7 +153,7 @@ class Search:
     def dress(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
         """Training images in the changed form that was found: float [N, 1, side, side]."""
         drawn = _sample(self.whole[index], pose, 1.0, side)
-        return torch.stack([_back(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
+        return torch.stack([_unframe(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
 
     def _search_block(self, images: Tensor) -> Sequence[Tensor]:
         """Fields of `Found` for a few images [n, C, H, W]."""
@@ -189,10 +185,10 @@ class Search:
         residuals["bent"], residuals["in parts"] = self._parts(framed, indices, frames)
         parts = [x for axis in (2, 3) for x in whole.chunk(2, axis)]
         parts += [x for half in parts[:2] for x in half.chunk(2, 3)]
-        residuals["shrunken"] = self._elsewhere(parts, self.tiny_known)
+        residuals["shrunken"] = self._explain_pieces(parts, self.tiny_known)
         planes = _colours(images).movedim(1, 0)
         known = torch.cat([self.tiny_known, self.tiny_colours])
-        residuals["in colour"] = self._elsewhere(list(planes[:, :, None]), known)
+        residuals["in colour"] = self._explain_pieces(list(planes[:, :, None]), known)
         whose = self.patients[index]
         alone = torch.eye(index.shape[1], dtype=torch.bool, device=index.device)
         others = moved[:, None].masked_fill((whose[:, :, None] != whose[:, None]) | alone, 0)
@@ -262,7 +258,7 @@ class Search:
         strength = blocks.square().sum(dim=2, keepdim=True)
         return _unit(blocks @ self.fine) * (strength / (strength + FAINT**2))
 
-    def _elsewhere(self, pieces: list[Tensor], known: Tensor) -> Tensor:
+    def _explain_pieces(self, pieces: list[Tensor], known: Tensor) -> Tensor:
         """Log shares [n, pieces] of pieces [n, 1, *, *] that training images do not explain."""
         side, explained = self.small.shape[-1], []
         for each in pieces:
@@ -411,7 +407,7 @@ def _frames(images: Tensor) -> Tensor:
     return torch.stack([each for x in turned for each in (x, x.flip(3))], 1)
 
 
-def _back(image: Tensor, frame: int) -> Tensor:
+def _unframe(image: Tensor, frame: int) -> Tensor:
     """An image [1, R, R] in its original orientation, from the orientation `frame`."""
     unflipped = image.flip(2) if frame % 2 else image
     return unflipped.rot90(-(frame // 2), (1, 2))

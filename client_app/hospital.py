@@ -20,7 +20,7 @@ from client_app.store import DEFAULT, Store, own_folder
 from learning.dp_sgd import check_network
 from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
@@ -116,7 +116,7 @@ class Hospital:
         """
         architecture, settings = self.architecture, self.settings
         architecture.check()
-        with seeded(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
+        with use_seed(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
         if settings.pretrained and not self.data.whole:
             from learning.models.pretrained import load_pretrained  # also imports torchvision

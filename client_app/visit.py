@@ -24,7 +24,7 @@ from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
-from learning.learners.prototypes import FedSpace, rotating
+from learning.learners.prototypes import FedSpace, as_rotation_network
 from learning.learners.sums import Sums
 from learning.packing import pack_memory
 from learning.samples import Samples
@@ -205,7 +205,7 @@ class Visit:
                 if not request.hospital.settings.train.dp.noise_multiplier:
                     told |= disclosure.loss_figures(model, self.network)
                 if sums and request.order.images == "own":
-                    self.memory = disclosure.prototypes(model, rotating(self.network))
+                    self.memory = disclosure.prototypes(model, as_rotation_network(self.network))
             if request.order.test:
                 images = request.hospital.data.test.images
                 scores = probabilities(self.network, images, request.clock.deadline)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from deploy.voice import Voice, say
 from deploy.watch import Watch
-from strategies.protocol.local import past_proxy
+from strategies.protocol.local import bypass_proxy
 
 PAUSE = 5.0  # seconds before a restart
 GRACE = 20.0  # seconds for a program to end after SIGTERM
@@ -47,7 +47,7 @@ def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        **past_proxy(),
+        **bypass_proxy(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,

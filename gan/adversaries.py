@@ -47,16 +47,12 @@ class Examples:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The privacy term of the generator's loss (FedER, Eqs. 3 and 4).
+    """The privacy term of the generator's loss (FedER, Eqs. 3 and 4)."""
 
-    Attributes:
-        weight: α; 0 = no phase 2.
-        reduction: Rule that reduces pairwise distances to one (`gan.losses.privacy`).
-        distance: Perceptual distances [a, b] of images [a, C, R, R] and [b, C, R, R] in [-1, 1].
-    """
-
-    weight: float
+    weight: float  # α; 0 = no phase 2
+    # Rule that reduces pairwise distances to one (`gan.losses.privacy`)
     reduction: losses.Reduction
+    # Perceptual distances [a, b] of images [a, C, R, R] and [b, C, R, R] in [-1, 1]
     distance: Callable[[Tensor, Tensor], Tensor]
 
 
@@ -96,11 +92,9 @@ class Adversaries:
         self.sums = torch.zeros(3, device=device)
 
     def step(self, iteration: int, private: bool) -> None:
-        """Train both networks on one batch.
+        """Train both networks on one batch; `private`: the generator has the privacy term.
 
-        Args:
-            iteration: Finished steps; decides on the parts that not every step has.
-            private: Whether the generator's loss has the privacy term.
+        The number of finished steps decides on the parts that not every step has.
         """
         real, real_labels, fake, fake_labels = self._draw()
         d_loss = self._train_discriminator(real, real_labels, fake.detach(), fake_labels, iteration)

@@ -20,11 +20,9 @@ class Controller:
     EVERY = 4  # batches from one change of p to the next (section 3)
 
     def __init__(self, target: float, images: int) -> None:
-        """Start at p = 0.
+        """Start at p = 0, which can rise to 1 in a number of real images.
 
-        Args:
-            target: Target of the mean sign of the logits of real images.
-            images: Real images in which p can rise from 0 to 1.
+        `target` is that of the mean sign of the logits of real images.
         """
         self.target, self.images = target, images
         self.p = 0.0
@@ -68,7 +66,7 @@ def _move(images: Tensor, p: float, mirror: bool) -> Tensor:
     steps.append((p, _shift(torch.randn(count, 2) * 0.25)))  # 1/8 of an image that is 2 wide
     theta = eye
     for probability, step in steps:
-        theta = theta @ _sometimes(probability, step.to(images.device), eye)
+        theta = theta @ _apply_at_random(probability, step.to(images.device), eye)
     grid = F.affine_grid(theta[:, :2], list(images.shape), align_corners=False)  # [N, H, W, 2]
     return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
 
@@ -78,13 +76,13 @@ def _recolour(images: Tensor, p: float) -> Tensor:
     count, channels = images.shape[:2]
     device = images.device
     brightness = torch.randn(count, 1, 1, device=device) * 0.2
-    brightness = _sometimes(p, brightness, torch.zeros_like(brightness))
+    brightness = _apply_at_random(p, brightness, torch.zeros_like(brightness))
     eye = torch.eye(channels, device=device).expand(count, -1, -1)
     contrast = torch.randn(count, device=device).mul(0.5).exp2()[:, None, None]
-    change = _sometimes(p, eye * contrast, eye)
+    change = _apply_at_random(p, eye * contrast, eye)
     grey = torch.full((channels,), 1 / math.sqrt(channels), device=device)  # from black to white
     luma = torch.outer(grey, grey).expand(count, -1, -1)  # projection on it
-    change = _sometimes(p / 2, eye - 2 * luma, eye) @ change
+    change = _apply_at_random(p / 2, eye - 2 * luma, eye) @ change
     if channels == 3:
         cross = torch.linalg.cross(torch.eye(3, device=device), grey.expand(3, 3)).mT
         angle = _angles(count).to(device)[:, None, None]
@@ -92,12 +90,12 @@ def _recolour(images: Tensor, p: float) -> Tensor:
         hue = luma + angle.cos() * (eye - luma) + angle.sin() * cross
         saturation = luma + torch.randn(count, device=device).exp2()[:, None, None] * (eye - luma)
         for step in (hue, saturation):
-            change = _sometimes(p, step, eye) @ change
+            change = _apply_at_random(p, step, eye) @ change
     pixels = change @ (images.flatten(2).float() + brightness)  # [N, C, HW]
     return pixels.reshape(images.shape)
 
 
-def _sometimes(p: float, changed: Tensor, same: Tensor) -> Tensor:
+def _apply_at_random(p: float, changed: Tensor, same: Tensor) -> Tensor:
     """Each of N matrices from `changed` [N, ., .] with probability p, else from `same`."""
     drawn = torch.rand(len(changed), 1, 1, device=changed.device) < p
     return torch.where(drawn, changed, same)

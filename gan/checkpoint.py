@@ -17,12 +17,10 @@ VERSION = 3  # of networks, losses and checks; checkpoints of another version ar
 
 
 class Checkpoints:
-    """The folder of one training.
+    """The folder of one training, made if it is missing.
 
-    Args:
-        folder: Made if it is missing.
-        made_with: The inputs of the training, as text; checkpoints with other inputs are refused.
-        first_phase: The inputs of its phase 1, as text.
+    Checkpoints of trainings with other inputs, as text (`made_with`), are refused; `first_phase`
+    are the inputs of phase 1.
     """
 
     def __init__(self, folder: Path, made_with: str, first_phase: str) -> None:

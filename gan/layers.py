@@ -41,15 +41,10 @@ class Linear(nn.Module):
 
 
 class Conv2d(nn.Module):
-    """A convolution with equalised learning rate; it keeps or halves the size of the image.
+    """A convolution with equalised learning rate; it keeps or (`down`) halves the image.
 
-    Args:
-        inputs: I.
-        outputs: O.
-        kernel: Pixels a side of its kernel.
-        gain: Standard deviation of the output, for inputs of unit variance.
-        down: Whether it halves the image.
-        bias: Whether it has a bias.
+    The kernel has `kernel` pixels a side. For inputs of unit variance the output has the standard
+    deviation `gain`.
     """
 
     def __init__(
@@ -121,12 +116,9 @@ class StyledConv(nn.Module):
         self.up = up
 
     def forward(self, x: Tensor, w: Tensor, noise: Tensor | None) -> Tensor:
-        """Map [N, I, H, W] to [N, O, H, W], or to [N, O, 2H, 2W].
+        """Map [N, I, H, W] and latents [N, D] to [N, O, H, W], or to [N, O, 2H, 2W].
 
-        Args:
-            x: Features [N, I, H, W].
-            w: Latents [N, D].
-            noise: [N or 1, 1, H, W] in the size of the output; None draws it.
+        The noise is [N or 1, 1, H, W] in the size of the output; None draws it.
         """
         x = self.conv(x, w, self.up)
         if noise is None:

@@ -60,11 +60,9 @@ def path_loss(lengths: Tensor, mean: Tensor) -> Tensor:
 
 
 def privacy(distances: Tensor, reduction: Reduction) -> Tensor:
-    """The distance of synthetic from real images, which the generator increases.
+    """The distance of synthetic from real images, which the generator increases, from all [b, b].
 
-    Args:
-        distances: Distances of each real from each synthetic image, [b, b].
-        reduction: "sum" is the printed equation, which grows with b; "mean" is over all pairs.
+    "sum" is the printed equation, which grows with b; "mean" is over all pairs.
     """
     if reduction == "mean":
         return distances.mean()

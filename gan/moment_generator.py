@@ -27,14 +27,9 @@ POOL = 1024  # images from which the histogram of pixels is computed
 
 
 class MomentGenerator:
-    """Renders images of the classes of a statistic.
+    """Renders images of those `classes` of a statistic, int64 [.], that have enough images.
 
-    Args:
-        moments: The statistic.
-        fewest: Fewest images of a class, in addition to two standard deviations of the noise.
-
-    Attributes:
-        classes: The classes that it renders, int64 [.]; may be empty.
+    These are `fewest` and two standard deviations of the noise. There may be no such class.
     """
 
     def __init__(self, moments: Moments, fewest: int) -> None:

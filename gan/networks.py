@@ -32,20 +32,15 @@ MAPPING_SPEED = 0.01  # the mapping network learns a hundred times slower (Style
 
 
 class Generator(nn.Module):
-    """Makes images from labels and latents.
-
-    Attributes:
-        latent: Size of z and of w.
-        num_layers: Styles of an image.
-        noise_shapes: Height and width of each layer's noise.
-    """
+    """Makes images from labels and latents."""
 
     def __init__(self, preset: Preset, classes: int, channels: int) -> None:
         super().__init__()
         widths, latent = preset.channels, preset.latent
-        self.latent = latent
-        self.num_layers = 2 * len(widths)
+        self.latent = latent  # size of z and of w
+        self.num_layers = 2 * len(widths)  # styles of an image
         sizes = [4 << level for level in range(len(widths))]
+        # Height and width of each layer's noise.
         self.noise_shapes = [(size, size) for size in sizes for _ in range(2)][1:]
 
         self.embedding = nn.Embedding(classes, latent)

@@ -169,7 +169,7 @@ def release(
             spread = np.repeat(weights[chosen], height * width)
             histogram[channel] += np.bincount(bins.ravel(), spread, minlength=BINS)
 
-    def noised(exact: NDArray[np.float64], share: float, unit: float) -> NDArray[np.float64]:
+    def add_noise(exact: NDArray[np.float64], share: float, unit: float) -> NDArray[np.float64]:
         drawn = normal(exact.size).reshape(exact.shape) * (noise / share * unit)
         return (exact + np.rint(drawn)) / unit
 
@@ -177,16 +177,16 @@ def release(
     diagonal = np.arange(basis.size)
     square, both = SHARES["square"], np.zeros_like(squares)
     unit = GRID * GRID * WEIGHT
-    both[:, diagonal, diagonal] = noised(squares[:, diagonal, diagonal], square, unit)
+    both[:, diagonal, diagonal] = add_noise(squares[:, diagonal, diagonal], square, unit)
     # An entry that stands twice in a symmetric matrix counts twice in its norm.
-    both[:, upper[0], upper[1]] = noised(squares[:, *upper], square * math.sqrt(2), unit)
+    both[:, upper[0], upper[1]] = add_noise(squares[:, *upper], square * math.sqrt(2), unit)
     both[:, upper[1], upper[0]] = both[:, upper[0], upper[1]]
     pixels = WEIGHT * height * width
     return Moments(
-        counts=noised(counts, SHARES["count"], WEIGHT),
-        sums=noised(sums, SHARES["sum"], GRID * WEIGHT),
+        counts=add_noise(counts, SHARES["count"], WEIGHT),
+        sums=add_noise(sums, SHARES["sum"], GRID * WEIGHT),
         squares=both,
-        histogram=noised(histogram, SHARES["histogram"] / math.sqrt(channels), pixels),
+        histogram=add_noise(histogram, SHARES["histogram"] / math.sqrt(channels), pixels),
         shape=basis.shape,
         noise=noise,
     )

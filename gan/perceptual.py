@@ -136,9 +136,8 @@ def weights_file(url: str) -> Path | None:
             torch.hub.download_url_to_file(url, str(path), digest, progress=False)
         except (OSError, RuntimeError) as error:
             logging.getLogger(__name__).warning(
-                "No %s: it is not in torch's cache, and %s cannot be fetched (%s). Another network "
-                "is used instead, and the distance has another name.",
-                *(path, url, error),
+                f"No {path}: it is not in torch's cache, and {url} cannot be fetched ({error}). "
+                "Another network is used instead, and the distance has another name."
             )
             return None
     return path

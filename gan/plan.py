@@ -46,11 +46,11 @@ class RandomCodes(CodeSet):
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
         """The codes of a class."""
-        return self.drawn[label]
+        return self.random_codes[label]
 
     @cached_property
     @torch.no_grad()
-    def drawn(self) -> Codes:
+    def random_codes(self) -> Codes:
         """The codes of all classes, drawn one class after the other."""
         rng, generator = torch.Generator().manual_seed(self.source.seed), self.source.generator
         codes = {}

@@ -162,13 +162,10 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def chosen_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
-    """The preset of a run.
+def choose_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
+    """The preset of a run, with most iterations of a phase, for images of `size` pixels a side.
 
-    Args:
-        name: A key of `PRESETS`.
-        iterations: Most iterations of each phase; 0 = those of the preset.
-        size: Pixels a side of the images; 0 = those of the preset.
+    0 = those of the preset.
 
     Raises:
         PresetError: No preset has the name, or the images are too large for it.

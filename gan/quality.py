@@ -64,11 +64,7 @@ class Untrained(nn.Module):
 
     For images unlike ImageNet's, an embedding without classes is the fairer judge (Naeem et al.,
     Reliable Fidelity and Diversity Metrics, ICML 2020). All layers count, so blur is noticed.
-    BatchNorm has the statistics of the real images.
-
-    Args:
-        real: uint8 [N, C, H, W], N > 1.
-        seed: Seed of the weights.
+    BatchNorm has the statistics of the real images uint8 [N, C, H, W], N > 1.
     """
 
     name = "frechet-untrained"
@@ -99,10 +95,7 @@ class Untrained(nn.Module):
 
 
 class Inception(nn.Module):
-    """The network of the FID (Heusel et al., 2017), from torch-fidelity.
-
-    Args:
-        weights: The file that torch-fidelity publishes.
+    """The network of the FID (Heusel et al., 2017), from the file that torch-fidelity publishes.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -127,12 +120,8 @@ class Inception(nn.Module):
 class Frechet:
     """Fréchet distance of synthetic images from real ones; real statistics are computed once.
 
-    Args:
-        real: The real images, uint8 [N, C, H, W], N > 1.
-        extractor: The network of features, in evaluation mode.
-
-    Attributes:
-        name: Name of the extractor.
+    Real images are uint8 [N, C, H, W], N > 1. The extractor is in evaluation mode, and gives the
+    distance its `name`.
     """
 
     def __init__(self, real: Tensor, extractor: Classifier | Untrained | Inception):

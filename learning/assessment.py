@@ -100,14 +100,14 @@ class Outcome:
         return confidence
 
     @cached_property
-    def off(self) -> Floats:
+    def calibration_gap(self) -> Floats:
         """Right answers minus the sum of their confidences, by bin and patient [BINS, G]."""
         return self._per_patient(self.bins, (self.answers == self.labels) - self.confidence, BINS)
 
     @property
     def calibration_error(self) -> float:
         """The expected calibration error (Guo et al., ICML 2017), over `BINS` bins."""
-        return float(np.abs(self.off.sum(axis=1)).sum() / len(self.labels))
+        return float(np.abs(self.calibration_gap.sum(axis=1)).sum() / len(self.labels))
 
     @cached_property
     def shares(self) -> "Shares":
@@ -186,7 +186,7 @@ class Bootstrap:
         with np.errstate(invalid="ignore", divide="ignore"):
             for weights in _weights(outcome, rng):  # [b, G]
                 images = weights @ shares.images.T
-                off = np.abs(weights @ outcome.off.T).sum(axis=1)
+                off = np.abs(weights @ outcome.calibration_gap.T).sum(axis=1)
                 each = images[:, shares.names.index("accuracy")]
                 areas = _areas(outcome, weights.T[outcome.patients])
                 parts.append((weights @ shares.right.T / images, areas, off / each))
@@ -224,15 +224,11 @@ def _areas(outcome: Outcome, weights: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Sureness:
-    """The uncertainty of a model's figures.
+    """The uncertainty of a model's figures."""
 
-    Attributes:
-        outcome: The model's predictions.
-        bootstrap: The figures over resamples. None = the case of `Shares.worth`, in which intervals
-            do not depend on the answers.
-    """
-
-    outcome: Outcome
+    outcome: Outcome  # the model's predictions
+    # The figures over resamples. None = the case of `Shares.worth`, in which intervals do not
+    # depend on the answers.
     bootstrap: Bootstrap | None = None
 
     def estimate_share(self, name: str, value: float) -> Estimate:

@@ -105,15 +105,11 @@ def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of a visit: changes of images, and replayed samples.
+    """The random draws of a visit: changes of images, and replayed samples."""
 
-    Attributes:
-        generator: A generator on the CPU, so a seed gives the same draws on every device.
-        augment: A function of `AUGMENTATIONS`.
-    """
-
+    # A generator on the CPU, so a seed gives the same draws on every device
     generator: torch.Generator
-    augment: Callable[[Tensor, torch.Generator], Tensor]
+    augment: Callable[[Tensor, torch.Generator], Tensor]  # a function of `AUGMENTATIONS`
 
     def view(self, images: Tensor) -> Tensor:
         """Images [N, C, H, W], changed at random for the network."""

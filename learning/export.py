@@ -35,8 +35,13 @@ RESIZED = "bilinear, antialiased (torch interpolate, or Pillow's BILINEAR)"
 FORM = ("image-size", "image-fit", "image-channels")  # how images are prepared
 # The settings that choose a hospital's test images.
 SPLIT = (
-    *("seed", "test-fraction", "test-balanced", "test-per-class", "validation-fraction"),
-    *("num-folds", "fold"),
+    "seed",
+    "test-fraction",
+    "test-balanced",
+    "test-per-class",
+    "validation-fraction",
+    "num-folds",
+    "fold",
 )
 
 ByHospital = Mapping[str, Mapping[str, float]]

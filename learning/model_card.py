@@ -12,7 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import replacing
-from strategies.protocol.text import counted, printable
+from strategies.protocol.text import amount, printable
 
 NOT_OWN = {
     "everyone": "the images of all hospitals together, as only a simulation can",
@@ -78,7 +78,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         route = [_plain(name) for name in manifest.visited]
         shown = route if len(route) <= 12 else ["...", *route[-11:]]
         counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
-        passes = counted(manifest.epochs, "time")
+        passes = amount(manifest.epochs, "time")
         yield (
             f"Visits: {counts}. Route: {' → '.join(shown)}. In its last visit it saw each image "
             f"{passes}."
@@ -97,7 +97,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
     if "everyone" in places.values():
         trainers = set(manifest.images)
     if lent := Counter(each.partition("=")[2] for each in manifest.replayed):
-        sources = [f"{_plain(name)} in {counted(n, 'visit')}" for name, n in lent.items()]
+        sources = [f"{_plain(name)} in {amount(n, 'visit')}" for name, n in lent.items()]
         yield f"It was also trained on synthetic images: of {', '.join(sources)}."
     elif manifest.visited:
         yield "It was trained on no synthetic images."

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextmanager
-def seeded(rng: np.random.Generator) -> Iterator[None]:
+def use_seed(rng: np.random.Generator) -> Iterator[None]:
     """Inside, torch's global generators are seeded from `rng`; afterwards they are as before."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         # Without a GPU `torch.manual_seed` is slow: it records the caller's stack.

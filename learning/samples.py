@@ -14,16 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images and their labels.
+    """Images and their labels."""
 
-    Attributes:
-        pixels: uint8 [M, C, H, W], these images and perhaps others; perhaps mapped from a file.
-        labels: int64 [n], an index into the classes.
-        rows: int64 [n], the row of each image in `pixels`; None = one after the other, M = n.
-    """
-
+    # uint8 [M, C, H, W], these images and perhaps others; perhaps mapped from a file
     pixels: Tensor
-    labels: Tensor
+    labels: Tensor  # int64 [n], an index into the classes
+    # int64 [n], the row of each image in `pixels`; None = one after the other, M = n
     rows: Tensor | None = None
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from learning.balance import class_weights
 from learning.dp_sgd import PrivateSteps, noise_alone
 from learning.errors import DeadlineError
 from learning.learners.plain import Learner
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from strategies.protocol.settings import TrainSettings
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -63,7 +63,7 @@ def train(
     done = seen = 0
     dtype = torch.double if private else torch.float
     stepping = private.wrap(learner.model, optimizer) if private else nullcontext(optimizer)
-    with seeded(rng), stepping as optimizer:
+    with use_seed(rng), stepping as optimizer:
         for epoch in range(1 - learner.warm_up, epochs + 1):
             learner.begin_epoch(epoch)
             total = torch.zeros((), dtype=dtype, device=device)  # read once, not at every step

@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from strategies.protocol.text import counted
+from strategies.protocol.text import amount
 
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
 Z = 1.959964  # of 95 %
@@ -219,6 +219,6 @@ def size(row: Mapping[str, Any]) -> str:
     """The number of images, and of patients if known: "128 images of 64 patients"."""
     if row["images"] is None:
         return "an unknown number of images"
-    images = counted(row["images"], "image")
+    images = amount(row["images"], "image")
     known = row["patients"] is not None
-    return f"{images} of {counted(row['patients'], 'patient')}" if known else images
+    return f"{images} of {amount(row['patients'], 'patient')}" if known else images

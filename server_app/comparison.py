@@ -27,7 +27,7 @@ from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
 from server_app.runs import CompletedRun, LeftOut, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
-from strategies.protocol.text import counted
+from strategies.protocol.text import amount
 
 MOST_CELLS = 1_000_000  # ordered pairs of methods, times hospitals
 
@@ -127,7 +127,7 @@ class Method:
         """Its name, with the number of runs, seeds and folds."""
         seeds, folds = ({key[place] for key in self.runs} for place in (0, 1))
         seed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
-        parts = [f"{counted(len(self.runs), 'run')}, {seed}"]
+        parts = [f"{amount(len(self.runs), 'run')}, {seed}"]
         if len(folds) > 1:
             parts.append(f"{len(folds)} folds")
         if broken := sum(run.status != "completed" for run in self.runs.values()):
@@ -189,7 +189,7 @@ class Difference:
         seeds = len(self.by_seed)
         return [
             f"{self.first.name} − {self.second.name}",
-            counted(seeds, "seed"),
+            amount(seeds, "seed"),
             number(self.figure, signed=True) if self.figure else "–",
             methods.judge_difference(seeds, self.higher_method),
         ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.check import check_texts
-from strategies.protocol.local import past_proxy
+from strategies.protocol.local import bypass_proxy
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.text import COLOURS
@@ -53,7 +53,7 @@ def _command(arguments: argparse.Namespace) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     environment = {
         **QUIET,
-        **past_proxy(),
+        **bypass_proxy(),
         "PATH": path,
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",

@@ -1,6 +1,6 @@
 """Warnings about settings that can be used, before a run starts."""
 
-from gan.presets import Preset, PresetError, chosen_preset
+from gan.presets import Preset, PresetError, choose_preset
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import GANSettings, Settings, SettingsError, defaults
 
@@ -46,6 +46,6 @@ def gan_preset(gan: GANSettings, size: int) -> Preset:
         SettingsError: There is no such preset, or the images are too large for it.
     """
     try:
-        return chosen_preset(gan.preset, gan.iterations, size)
+        return choose_preset(gan.preset, gan.iterations, size)
     except PresetError as error:
         raise SettingsError(str(error)) from error

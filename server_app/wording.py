@@ -23,7 +23,7 @@ from server_app.summary import LABELS
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
-from strategies.protocol.text import counted
+from strategies.protocol.text import amount
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # latest rounds that the estimate of the time left uses
@@ -131,7 +131,7 @@ def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
         named = [hospital for hospital in hospitals if hospital]
         names = [join_names(named)] if named else []
         if unnamed := len(hospitals) - len(named):
-            names.append(counted(unnamed, "hospital"))
+            names.append(amount(unnamed, "hospital"))
         longest = max(seconds for _, each, seconds in waits if each == verb)
         parts.append(f"{', '.join(names)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(parts)}"

@@ -17,7 +17,7 @@ Deviations:
  2. A buffer is a set of images, rendered once, as in Definition 2. In the authors' code the
     generator itself travels, and renders other images at every step.
  3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i.
-    So the model learns from B_i what it missed at i.
+    So the model learns from B_i in place of the missed images.
  4. If B_j may not leave hospital j, j hands on its model alone, and the next hospital trains by the
     first equation. In `synthetic-only` j then takes no part, since it trains on B_j.
 

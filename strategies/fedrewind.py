@@ -108,7 +108,7 @@ class FedRewind(Strategy):
             epochs = self.settings.train.epochs - 2 * self.epochs
             return [replace(visit, epochs=epochs, test=False) for visit in visits]
         if state.hop == 1:
-            away = self._away(state).items()
+            away = self._rewound_models(state).items()
             rewound = {"epochs": self.epochs, "verb": "train.rewind", "leg": 2}
             return [self.visit(hospital, model, **rewound) for hospital, model in away]
         return [
@@ -125,7 +125,7 @@ class FedRewind(Strategy):
         back = self.visit("", "", epochs=self.epochs, verb="train.rewind", leg=2)
         return [*forth, back, replace(back, verb="train", leg=3, test=self.averages)]
 
-    def _away(self, state: State) -> dict[str, str]:
+    def _rewound_models(self, state: State) -> dict[str, str]:
         """The model that each hospital rewinds, by hospital."""
         if self.rewind.partner == "previous" and not self.averages:
             return {model.previous: name for name, model in state.models.items()}

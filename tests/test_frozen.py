@@ -18,7 +18,7 @@ from learning.export import ModelManifest, load_model, save_model, save_onnx
 from learning.models import Architecture
 from learning.models.frozen import Body, weights_hash
 from learning.models.whole import frozen_network, whole_network
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES, strategy_of
@@ -39,7 +39,7 @@ def digits(tmp_path):
 
 def cnn(seed=0):
     """The network that hospitals freeze: that of the run's seed."""
-    with seeded(rng_for(seed, "body")):
+    with use_seed(rng_for(seed, "body")):
         return Architecture("cnn", 1, 8, 8, 2, (8,)).build().eval()
 
 
@@ -57,7 +57,7 @@ def test_features_are_those_of_the_network_without_its_last_layer(tmp_path, digi
 
 def test_a_body_and_a_head_are_the_whole_network():
     architecture = replace(Architecture("cnn", 1, 8, 8, 4, (8,)), frozen="0" * 64)
-    with seeded(rng_for(0, "body")):
+    with use_seed(rng_for(0, "body")):
         whole = architecture.build().eval()
     head = architecture.head(128).blank()
     layer = whole.get_submodule("14")
@@ -102,7 +102,7 @@ def test_public_images_become_features_too(tmp_path, digits):
 def head(digits):
     """The head of a run with ten classes, and its description."""
     architecture = replace(digits.whole, classes=10).head(128)
-    with seeded(rng_for(0, "test")):
+    with use_seed(rng_for(0, "test")):
         return architecture.build(), architecture
 
 
@@ -123,7 +123,7 @@ def test_a_head_for_other_frozen_weights_is_refused(head):
 def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
     classes = [str(k) for k in range(10)]
     label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
-    manifest = ModelManifest.of(label, settings(), "run")
+    manifest = ModelManifest.from_label(label, settings(), "run")
     save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
     network, read = load_model(tmp_path / "m.safetensors")
     assert (read.network.name, read.network.image_shape) == ("cnn", (1, 8, 8))
@@ -138,7 +138,7 @@ def test_onnx_computes_body_and_head_on_bytes(tmp_path, head):
     onnxruntime = pytest.importorskip("onnxruntime")
     classes = [str(k) for k in range(10)]
     label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
-    manifest = ModelManifest.of(label, settings(), "run")
+    manifest = ModelManifest.from_label(label, settings(), "run")
     save_onnx(tmp_path / "m.onnx", whole_network(head[0], head[1], settings()), manifest)
     images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))

@@ -44,7 +44,7 @@ from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
 from strategies.protocol.records import from_record
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 from warm.process import Handed
 
 ORDER = (
@@ -289,7 +289,7 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
         rules = ""
     given = sorted(context.run_config.items())
     settings = {
-        key: redacted(value[:LONG]) if isinstance(value, str) else value
+        key: redact(value[:LONG]) if isinstance(value, str) else value
         for key, value in given[:MOST]
         if len(key) <= LONG_KEY
     }

@@ -15,7 +15,7 @@ from client_app.datasets import LocalData
 from client_app.datasets.pool import large_class_rows
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from gan.presets import chosen_preset
+from gan.presets import choose_preset
 from learning.models.whole import frozen_network
 from learning.suited import check_suited
 from strategies.engine.orders import check_order
@@ -80,7 +80,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     if joins:
         check_suited(order.learner, hospital.architecture, settings)
         if order.buffer_size:
-            chosen_preset(settings.gan.preset, size=max(shape[1:]))
+            choose_preset(settings.gan.preset, size=max(shape[1:]))
     return hospital
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from client_app.authority.node_config import OwnError
-from gan.presets import chosen_preset
+from gan.presets import choose_preset
 from learning.settings import LwFSettings, ReservoirSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
@@ -385,7 +385,7 @@ class Policy:
             gan.privacy_weight,
             gan.privacy_weight > 0 or release.allow_without_privacy,
         )
-        trained = chosen_preset(gan.preset, gan.iterations).most_iterations
+        trained = choose_preset(gan.preset, gan.iterations).most_iterations
         yield release.ruling("max-gan-iterations", trained)
 
     def embeddings_sentence(self, settings: Settings) -> str:

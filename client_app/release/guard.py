@@ -21,7 +21,7 @@ from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, failure_of
 from strategies.protocol.may_leave import Failed, Failure, check_answer
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 from warm.process import Handed
 
 PATH = re.compile(
@@ -75,7 +75,7 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
         if isinstance(told, PolicyError | OwnError):
             log.error(told.explain())
         rule = error.explain() if isinstance(error, PolicyError) else ""
-        return Message(Failed(failure_of(error), redacted(str(told)), rule), reply_to=message)
+        return Message(Failed(failure_of(error), redact(str(told)), rule), reply_to=message)
     reason = type(error).__name__
     if isinstance(error, OSError) and error.errno in DISK:
         reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"

@@ -51,10 +51,6 @@ REAL = -1  # in `auxiliary`: the output's own class has come; in `before`: it ne
 class MAH(DERpp):
     """DER++ on the images of a task and of auxiliary classes.
 
-    Attributes:
-        auxiliary: int64 [K], the auxiliary class of each output, or REAL.
-        before: int64 [K], the auxiliary class of each output before its own class came, or REAL.
-
     Raises:
         SettingsError: The archive has too few classes.
         ParcelError: The memory that travelled with the model is no assignment of outputs.
@@ -64,7 +60,8 @@ class MAH(DERpp):
     tables = (*DERpp.tables, ("mah", MAHSettings))
     archive = "mah.auxiliary"
 
-    auxiliary: Tensor
+    auxiliary: Tensor  # int64 [K], the auxiliary class of each output, or REAL
+    # int64 [K], the auxiliary class of each output before its own class came, or REAL
     before: Tensor
 
     def begin_visit(self) -> None:

@@ -15,25 +15,17 @@ from strategies.protocol.settings import Settings
 
 @dataclass(frozen=True)
 class Received:
-    """The input of a visit beside the model and the hospital's images.
+    """The input of a visit beside the model and the hospital's images."""
 
-    Attributes:
-        buffers: Synthetic images to train on.
-        memory: Tensors that travel with the model, by name; empty at the model's first visit.
-        rehearsal: Tensors that the hospital has kept for its stream, by name; empty at its first
-            visit.
-        leg: Number of the training of one model in a visit, from 1.
-        new_rounds: Rounds that have begun since the model's last visit.
-        task: Number of the task of the samples, from 1; 0 if there are no tasks.
-        public: Images of the archive that the learner names; None if it names none.
-    """
-
-    buffers: Sequence[Samples] = ()
+    buffers: Sequence[Samples] = ()  # synthetic images to train on
+    # Tensors that travel with the model, by name; empty at the model's first visit
     memory: Mapping[str, Tensor] = field(default_factory=dict)
+    # Tensors that the hospital has kept for its stream, by name; empty at its first visit
     rehearsal: Mapping[str, Tensor] = field(default_factory=dict)
-    leg: int = 1
-    new_rounds: int = 0
-    task: int = 0
+    leg: int = 1  # number of the training of one model in a visit, from 1
+    new_rounds: int = 0  # rounds that have begun since the model's last visit
+    task: int = 0  # number of the task of the samples, from 1; 0 if there are no tasks
+    # Images of the archive that the learner names; None if it names none
     public: Samples | None = None
 
 

@@ -73,7 +73,7 @@ class Pass(Learner):
             ModelError: The network has no outputs for turned images.
             ParcelError: The kept prototypes have features of another network.
         """
-        self.network = rotating(self.model)
+        self.network = as_rotation_network(self.model)
         none = self._none()
         self.kept = self.received.rehearsal or none
         check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
@@ -137,7 +137,7 @@ class Pass(Learner):
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without outputs for turned images."""
-        rotating(model)
+        as_rotation_network(model)
 
 
 class FedSpace(Pass):
@@ -178,7 +178,7 @@ class FedSpace(Pass):
         return self.new_prototypes | {"radius": self.rehearsal()["radius"]}
 
 
-def rotating(model: nn.Module) -> RotationNetwork:
+def as_rotation_network(model: nn.Module) -> RotationNetwork:
     """The network, as one with outputs for turned images.
 
     Raises:

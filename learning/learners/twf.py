@@ -44,7 +44,7 @@ from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, points, tap
 from learning.packing import check_layout
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings, TwFSettings
@@ -82,8 +82,8 @@ class TwF(Learner):
         chosen = self.settings.section("reservoir", ReservoirSettings)
         self.reservoir, self.drawn = Reservoir(chosen.size, kept), chosen.batch_size
         self.task = max(self.received.task - 1, 0)
-        shapes = [each.shape for each in self._taught(self.samples.pixels[:1])]
-        with seeded(rng_for(self.settings.seed, "gates")):
+        shapes = [each.shape for each in self._teacher_features(self.samples.pixels[:1])]
+        with use_seed(rng_for(self.settings.seed, "gates")):
             count = self.settings.tasks
             self.gates = nn.ModuleList(Gates(shape[1], count) for shape in shapes)
         self.gates.to(self.samples.labels.device)
@@ -123,7 +123,7 @@ class TwF(Learner):
         head = last_layer(teacher)
         classes, labels = public.labels.unique(return_inverse=True)
         rng = rng_for(self.settings.seed, "teacher")
-        with seeded(rng):
+        with use_seed(rng):
             for module in teacher.modules():
                 getattr(module, "reset_parameters", lambda: None)()
             other = nn.Linear(head.in_features, len(classes)).to(labels.device)
@@ -134,7 +134,7 @@ class TwF(Learner):
         head.weight, head.bias = own
 
     @torch.no_grad()
-    def _taught(self, images: Tensor) -> list[Tensor]:
+    def _teacher_features(self, images: Tensor) -> list[Tensor]:
         """The features ĥ at each point."""
         return tap(self.teacher, images)[1]
 
@@ -162,11 +162,11 @@ class TwF(Learner):
             outputs = logits[len(batch) :]
             loss = loss + self.own.alpha * functional.mse_loss(outputs, kept["logits"])
             loss = loss + self.own.beta * functional.cross_entropy(outputs, kept["labels"])
-        loss = loss + self.own.propagation * self.propagated(images, features, tasks, masks, draws)
+        loss = loss + self.own.propagation * self.gate_loss(images, features, tasks, masks, draws)
         self.keep(batch, logits[: len(batch)].detach(), features, draws)
         return loss
 
-    def propagated(
+    def gate_loss(
         self,
         images: Tensor,
         features: list[Tensor],
@@ -177,7 +177,7 @@ class TwF(Learner):
         """The terms of gates, from images [N + m, ...], student's features, masks of the last m."""
         total = torch.zeros((), device=tasks.device)
         earlier = tasks != self.task
-        for point, taught in enumerate(self._taught(images)):
+        for point, taught in enumerate(self._teacher_features(images)):
             logits = self.gates[point](taught, tasks)
             gates = sample_gates(logits, draws.generator)
             total = total + distance(features[point], taught, gates)
@@ -218,7 +218,7 @@ class TwF(Learner):
         fields = self.reservoir.fields
         present = (fields["tasks"] == self.task).nonzero()[:, 0]
         for rows in present.split(batch_size(fields["images"][0].numel())):
-            taught = self._taught(fields["images"][rows])
+            taught = self._teacher_features(fields["images"][rows])
             for point, each in enumerate(taught):
                 logits = self.gates[point](each, fields["tasks"][rows])
                 fields[f"mask-{point}"][rows] = halve((logits > 0).float()).bool()

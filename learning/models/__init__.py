@@ -83,7 +83,7 @@ class Architecture:
     def build(self) -> nn.Module:
         """A new network, images uint8 [N, C, H, W] -> logits [N, K].
 
-        Its weights are drawn from torch's global generator: build it inside `seeded`.
+        Its weights are drawn from torch's global generator: build it inside `use_seed`.
         """
         network: nn.Module
         if self.name == HEAD:

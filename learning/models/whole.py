@@ -14,7 +14,7 @@ from learning.models import Architecture
 from learning.models.frozen import weights_hash
 from learning.models.preprocessing import pixels_of
 from learning.models.taps import last_layer
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from strategies.protocol.settings import Settings, rng_for
 
 
@@ -30,7 +30,7 @@ def frozen_network(settings: Settings, shape: Sequence[int]) -> tuple[nn.Module,
     channels, height, width = shape
     hidden, pixels = settings.mlp.widths, pixels_of(settings, settings.model)
     whole = Architecture(settings.model, channels, height, width, 2, hidden, pixels)
-    with seeded(rng_for(settings.seed, "body")):
+    with use_seed(rng_for(settings.seed, "body")):
         network = whole.build()
     if settings.pretrained:
         from learning.models.pretrained import load_pretrained  # also imports torchvision

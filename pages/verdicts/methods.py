@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from pages.figures import Figure, direction
-from strategies.protocol.text import counted
+from strategies.protocol.text import amount
 
 SEEDS = 3  # the least number of seeds for an interval
 ABOUT = (
@@ -42,7 +42,7 @@ def judge_difference(seeds: int, higher: str) -> str:
     if not seeds:
         return "not measured, or no seed in common"
     if seeds < SEEDS:
-        return f"{counted(seeds, 'seed')}: too few to say"
+        return f"{amount(seeds, 'seed')}: too few to say"
     return f"{higher} is higher" if higher else "no difference shown"
 
 

@@ -21,7 +21,7 @@ from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require
 
 # By the name in the setting, which is also the name of the extra and of the package.
@@ -92,7 +92,7 @@ class Feed:
                     line.waiting.popleft()
             except Exception as error:  # a tracker's library may raise anything
                 if not line.broken:
-                    said = redacted(str(error))
+                    said = redact(str(error))
                     log(WARNING, "Tracking by %s fails, the run continues: %s", name, said)
                 line.broken = True
             else:
@@ -133,7 +133,7 @@ def check(settings: Settings) -> None:
                 f"`uv sync --extra {name}`, or set tracking=''."
             )
         try:
-            log(INFO, "Figures of each round go to %s", redacted(tracker.check()))
+            log(INFO, "Figures of each round go to %s", redact(tracker.check()))
         except Exception as error:
             raise SettingsError(
                 f"{start}, and {name} cannot be used: {error} Start it, or set tracking=''."

@@ -162,11 +162,11 @@ class Courier:
         """Whether hospitals are simulated; then all are there from the start, and none joins."""
         return isinstance(self.grid, InMemoryGrid | LocalGrid)
 
-    def connected(self) -> dict[int, str]:
+    def node_names(self) -> dict[int, str]:
         """The connected nodes, each with its registered name."""
         return {node.node_id: node.name or f"node {node.node_id}" for node in self.grid.get_nodes()}
 
-    def reachable(self) -> set[int]:
+    def find_reachable(self) -> set[int]:
         """The connected nodes that take messages.
 
         A node that did not answer its last message in time, or never had one, is asked. Simulated
@@ -176,7 +176,7 @@ class Courier:
         if self.simulates:
             return connected
         asked = connected - self.answering - self.at_work
-        names = self.connected() if asked else {}
+        names = self.node_names() if asked else {}
         list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
             named = join_names([names.get(node, f"node {node}") for node in sorted(silent)])

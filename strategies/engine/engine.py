@@ -197,7 +197,7 @@ class Engine:
     def _reachable(self) -> set[int]:
         """The nodes that take messages; a method that does not wait asks none of them."""
         courier = self.run.courier
-        return courier.reachable() if self.strategy.waits else courier.known_reachable()
+        return courier.find_reachable() if self.strategy.waits else courier.known_reachable()
 
     def _order(self, visit: Visit) -> Ordered:
         """The order for a visit; a visit that was ordered before a kill gets the same order."""

@@ -122,7 +122,7 @@ def _wait_for_hospitals(run: Run) -> list[int]:
     """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
     said = -1
-    while len(reachable := run.courier.reachable()) + _count_excused(run, reachable) < wanted:
+    while len(reachable := run.courier.find_reachable()) + _count_excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
                 f"{len(reachable)} of {wanted} hospitals (min-hospitals) are simulated: simulate "
@@ -130,14 +130,14 @@ def _wait_for_hospitals(run: Run) -> list[int]:
             )
         waited = time.monotonic() - start
         if waited > run.settings.hop_timeout:
-            connected = ", ".join(sorted(run.courier.connected().values())) or "none"
+            connected = ", ".join(sorted(run.courier.node_names().values())) or "none"
             raise RunError(
                 f"{len(reachable)} of {wanted} hospitals (min-hospitals) have answered within "
                 f"{waited:.0f} seconds (hop-timeout); connected: {connected}. Start more, or lower "
                 "min-hospitals."
             )
         if len(reachable) != said:
-            said, names = len(reachable), run.courier.connected()
+            said, names = len(reachable), run.courier.node_names()
             here = sorted(names.get(node, f"node {node}") for node in reachable)
             left = duration(run.settings.hop_timeout - waited)
             log(
@@ -211,7 +211,7 @@ def _impostors(
     run: Run, cards: Mapping[int, ConfigRecord], registered: Mapping[int, str]
 ) -> dict[int, str]:
     """The nodes whose card has the name of another hospital, or none, and the reasons."""
-    state, connected = run.state, run.courier.connected()
+    state, connected = run.state, run.courier.node_names()
     named = Counter(str(card.get("hospital", "")) for card in cards.values())
     reasons = {}
     for node, card in cards.items():

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict
 from flwr.app import MetricRecord, RecordDict
 
 from strategies.engine.courier import Delivery
-from strategies.protocol.files import FileError, opened
+from strategies.protocol.files import FileError, open_checked
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.shapes import SHAPE, from_json
 
@@ -116,7 +116,7 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
         OSError: The file cannot be read.
         FileError: A line is no event, or is too long; or the file is too large.
     """
-    with opened(path, MOST) as file:
+    with open_checked(path, MOST) as file:
         file.seek(start)
         while line := file.readline(LONGEST):
             start += len(line)

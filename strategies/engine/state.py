@@ -36,83 +36,67 @@ class Model:
 
 @dataclass
 class State:
-    """The state of a run.
+    """The state of a run."""
 
-    Attributes:
-        shelf: The shelf of its parcels. Other attributes name parcels by their names there.
-        run: Identity of the run; a resumed run keeps it.
-        round: The present round, from 1.
-        hop: The newest hop of this round, from 1; 0 = none has begun.
-        classes: Names of the federation's classes; fixed at the start.
-        outputs: Names of the networks' outputs: the classes, or those that tasks leave or share.
-        shape: Channels, height and width of the images; fixed at the start.
-        frozen: Hash of the weights that made features of the images, fixed at the start; empty for
-            images.
-        nodes: Flower's node id of each hospital that ever took part; it may change.
-        withheld: Flower's node id of each hospital whose buffer may not leave; the server does not
-            ask for the buffer again.
-        keys: The public half of each hospital's keys.
-        models: All travelling models, by name: the lineage, or the hospital for FedAvg's copies of
-            one lineage.
-        after_visits: Parcels of the model after each visit of the round, by names with hop and
-            epoch; empty unless the strategy `tests_every_visit`.
-        buffers: The parcel with each hospital's buffer.
-        encoder: The parcel with the frozen arrays of all models; empty = none.
-        embeddings: The parcels with the embeddings of hospitals, by task and hospital.
-        prototypes: The parcels with the class means that hospitals have sent in this round.
-        delivered: Pairs of a hospital and the hash of a buffer, encoder or list of members that it
-            holds.
-        under_way: The visits that are under way. A checkpoint has none: they are ordered again.
-        queues: For a method that does not wait: the models that each hospital will train, first one
-            first. Every model is in exactly one queue.
-        ordered: For each visit that is under way, by its key: the round of its first order, and its
-            end in virtual time.
-        sent: The round of the newest copy of each model that each hospital was sent to train, by
-            the key of the visit.
-        failed: The hospitals whose last visit failed.
-        resting: The hospitals that failed twice in a row; they get no model until they are back.
-        finished: Number of successful visits in this round.
-        tested: The parcels of the models that are being tested, by name.
-        tested_round: The round of these models; 0 = none.
-        sampled: The models that each hospital tests, if a sample is drawn (`evaluate.cross`).
-        found: For each tested parcel, by hospital: whether the hospital found it useless.
-        owing: Number of answers about tests that each hospital owes; 0 = it is not asked yet.
-        clock: Seconds of virtual time since the run began.
-        replayed: Number of turns of the replayed run that are over.
-    """
-
+    # The shelf of its parcels. Other attributes name parcels by their names there.
     shelf: Shelf = field(metadata={SHAPE: object})
-    run: str
-    round: int = 1
-    hop: int = 0
+    run: str  # identity of the run; a resumed run keeps it
+    round: int = 1  # the present round, from 1
+    hop: int = 0  # the newest hop of this round, from 1; 0 = none has begun
+    # Names of the federation's classes; fixed at the start
     classes: list[str] = field(default_factory=list)
+    # Names of the networks' outputs: the classes, or those that tasks leave or share
     outputs: list[str] = field(default_factory=list)
+    # Channels, height and width of the images; fixed at the start
     shape: list[int] = field(default_factory=list)
+    # Hash of the weights that made features of the images, fixed at the start; empty for images
     frozen: str = ""
+    # Flower's node id of each hospital that ever took part; it may change
     nodes: dict[str, int] = field(default_factory=dict)
+    # Flower's node id of each hospital whose buffer may not leave; the server does not ask for the
+    # buffer again
     withheld: dict[str, int] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)  # the public half of each hospital's keys
+    # All travelling models, by name: the lineage, or the hospital for FedAvg's copies of one
+    # lineage
     models: dict[str, Model] = field(default_factory=dict)
+    # Parcels of the model after each visit of the round, by names with hop and epoch; empty unless
+    # the strategy `tests_every_visit`
     after_visits: dict[str, str] = field(default_factory=dict)
-    buffers: dict[str, str] = field(default_factory=dict)
-    encoder: str = ""
+    buffers: dict[str, str] = field(default_factory=dict)  # the parcel with each hospital's buffer
+    encoder: str = ""  # the parcel with the frozen arrays of all models; empty = none
+    # The parcels with the embeddings of hospitals, by task and hospital
     embeddings: dict[str, str] = field(default_factory=dict)
+    # The parcels with the class means that hospitals have sent in this round
     prototypes: dict[str, str] = field(default_factory=dict)
+    # Pairs of a hospital and the hash of a buffer, encoder or list of members that it holds
     delivered: set[tuple[str, str]] = field(default_factory=set)
+    # The visits that are under way. A checkpoint has none: they are ordered again.
     under_way: list[Visit] = field(default_factory=list)
+    # For a method that does not wait: the models that each hospital will train, first one first.
+    # Every model is in exactly one queue.
     queues: dict[str, list[str]] = field(default_factory=dict)
+    # For each visit that is under way, by its key: the round of its first order, and its end in
+    # virtual time
     ordered: dict[str, tuple[int, float]] = field(default_factory=dict)
+    # The round of the newest copy of each model that each hospital was sent to train, by the key of
+    # the visit
     sent: dict[str, int] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # the hospitals whose last visit failed
+    # The hospitals that failed twice in a row; they get no model until they are back
     resting: list[str] = field(default_factory=list)
-    finished: int = 0
+    finished: int = 0  # number of successful visits in this round
+    # The parcels of the models that are being tested, by name
     tested: dict[str, str] = field(default_factory=dict)
-    tested_round: int = 0
+    tested_round: int = 0  # the round of these models; 0 = none
+    # The models that each hospital tests, if a sample is drawn (`evaluate.cross`)
     sampled: dict[str, list[str]] = field(default_factory=dict)
+    # For each tested parcel, by hospital: whether the hospital found it useless
     found: dict[str, dict[str, bool]] = field(default_factory=dict)
+    # Number of answers about tests that each hospital owes; 0 = it is not asked yet
     owing: dict[str, int] = field(default_factory=dict)
-    clock: float = 0.0
-    replayed: int = 0
+    clock: float = 0.0  # seconds of virtual time since the run began
+    replayed: int = 0  # number of turns of the replayed run that are over
 
     @property
     def hospitals(self) -> list[str]:

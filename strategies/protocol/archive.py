@@ -20,7 +20,7 @@ import numpy as np
 from flwr.app import Array
 from numpy.typing import NDArray
 
-from strategies.protocol.files import opened
+from strategies.protocol.files import open_checked
 
 MAX_TEXT = 2**20  # bytes of a text
 # Limits of an archive that NumPy wrote: bytes of its file, bytes in memory for each byte of the
@@ -108,7 +108,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
         OSError: The file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    with opened(path, MOST) as file, _unzipped(file) as archive:
+    with open_checked(path, MOST) as file, _unzipped(file) as archive:
         entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
         if (whole := sum(entry.file_size for entry in entries)) > ROOM + UNPACKED * size:
             raise ArchiveError(

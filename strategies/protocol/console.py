@@ -14,7 +14,7 @@ from stat import S_ISREG
 from time import localtime, monotonic, strftime
 from typing import Self, TextIO
 
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 from strategies.protocol.text import printable
 
 WIDTH = 80  # columns
@@ -69,7 +69,7 @@ class Console(logging.Handler):
 
     @staticmethod
     def _print(lines: str) -> None:
-        print(printable(redacted(lines), "\n"), flush=True)
+        print(printable(redact(lines), "\n"), flush=True)
 
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 
 TableT = TypeVar("TableT")
 
@@ -124,7 +124,7 @@ def refusal(key: str, value: Any, allowed: str) -> str:
 def excerpt(value: Any) -> str:
     """A value as Python writes it, without a password or token; a long one is cut."""
     try:
-        text = redacted(repr(value))
+        text = redact(repr(value))
     except ValueError:  # Python refuses to write more than some thousand digits
         return "a number without end"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -60,7 +60,7 @@ class FileError(ValueError):
 
 
 @contextmanager
-def opened(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
+def open_checked(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
     """Open a file of others for reading, and check its kind and size.
 
     Raises:
@@ -86,7 +86,7 @@ def read_text(path: Path, most: int = MOST) -> str:
         OSError: The file cannot be read.
         FileError: It is no text in UTF-8, or is too large.
     """
-    with opened(path, most) as file:
+    with open_checked(path, most) as file:
         try:
             return file.read(most).decode()
         except UnicodeDecodeError as error:
@@ -115,7 +115,7 @@ def read_by_hand(path: Path) -> str:
         ValueError: It is in another encoding, or too large; names the cure.
     """
     try:
-        with opened(path) as file:
+        with open_checked(path) as file:
             return file.read(MOST).decode("utf-8-sig")  # editors on Windows write such a mark
     except UnicodeDecodeError as error:
         wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 HERE = "127.0.0.1,localhost,::1"
 
 
-def past_proxy(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def bypass_proxy(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """An environment in which requests to this machine use no proxy.
 
     Requests to other machines still use the proxies that the environment names.

@@ -252,12 +252,9 @@ class Failure(IntEnum):
 
 
 class Failed(Error):
-    """A failure; Flower sends only its code and reason.
+    """A failure; Flower sends only its code, a `Failure`, and its reason in words.
 
-    Args:
-        code: A `Failure`.
-        reason: The reason in words, for the server.
-        rule: The broken rule of the policy, for the hospital's ledger; empty for other failures.
+    `rule` is the broken rule of the policy, for the hospital's ledger; empty for other failures.
     """
 
     def __init__(self, code: int, reason: str, rule: str = "") -> None:
@@ -270,13 +267,10 @@ class UndeclaredError(ValueError):
 
 
 def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None) -> None:
-    """Refuse an answer that holds anything which may not leave a hospital.
+    """Refuse an answer to a verb that holds anything which may not leave a hospital.
 
-    Args:
-        verb: The message type.
-        content: The hospital's answer.
-        sent: The message that it answers, if at hand: then the answer may have no model, epoch or
-            figures that the message does not ask for.
+    If the message `sent` is at hand, the answer may have no model, epoch or figures that this does
+    not ask for.
 
     Raises:
         UndeclaredError: A record, array, card field or metric may not leave; names it.

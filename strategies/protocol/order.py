@@ -16,69 +16,53 @@ MOST_TASKS = 100_000  # `so_far` lists them
 
 @dataclass(frozen=True)
 class Order:
-    """A request to a hospital; travels as the record `order` beside the parcels.
+    """A request to a hospital; travels as the record `order` beside the parcels."""
 
-    Attributes:
-        round: Round of the paper, from 1; 0 before the first.
-        hop: Hop within the round, from 1; 0 before the first.
-        hospital: Name of the hospital; empty in the first message if the server knows none.
-        classes: Names of the federation's classes, in one order; empty in the first message, which
-            asks a hospital for its own classes.
-        learner: Name of the local objective (learning.learners.LEARNERS).
-        run: Identity of the run, under which a hospital keeps the files of this run. Flower's own
-            identity changes when a run is resumed.
-        epochs: Passes over the training images.
-        leg: Number of this training of one model in a visit, from 1 (strategies/fedrewind.py).
-        task: The task whose images are there, from 1; 0 = all images are there, or this is the
-            first message.
-        arrived: The tasks whose test images are there, if hospitals have different orders or
-            durations of tasks; empty = all up to `task`.
-        images: The images to train on beside buffers: the hospital's own, those of all hospitals
-            (in a simulation), those of a public archive (`filver.pretrain`), or none.
-        test: Whether to test the model after training it.
-        snapshots: Whether the answer has the model after each epoch too, for tests at other
-            hospitals.
-        own_start: Whether the hospital's first model has initial weights of its own.
-        buffer_size: Images of a buffer; above 0 the hospital's first parcel has its buffer.
-        replay: The buffers to train on, as "<hospital>=<hash>". Buffers that the hospital does not
-            hold yet travel beside the parcel, as "<hash>/buffer".
-        ensemble: Whether to test also the mean of all models that came.
-        encoder: Hash of the encoder, whose arrays the models lack; empty = models are whole. A
-            hospital that does not hold the encoder yet gets it as the record `encoder`.
-        embeddings: The kind of embeddings of its images that the server asks for
-            (strategies/protocol/embeddings.py); empty = none.
-        final: Whether models are tested for the last time, and the hospital may keep them.
-        sealed: Whether parcels travel sealed.
-        members: The hospitals of the run and the public halves of their keys, as "name key"; empty
-            if the hospital holds the list already, or parcels are not sealed.
-        members_hash: Hash of that list; empty if there is none.
-        code: `code_hash` of the server; empty after the first message.
-    """
-
-    round: int
-    hop: int
-    hospital: str
+    round: int  # round of the paper, from 1; 0 before the first
+    hop: int  # hop within the round, from 1; 0 before the first
+    hospital: str  # name of the hospital; empty in the first message if the server knows none
+    # Names of the federation's classes, in one order; empty in the first message, which asks a
+    # hospital for its own classes
     classes: list[str]
-    learner: str
+    learner: str  # name of the local objective (learning.learners.LEARNERS)
+    # Identity of the run, under which a hospital keeps the files of this run. Flower's own identity
+    # changes when a run is resumed.
     run: str
-    epochs: int = 0
+    epochs: int = 0  # passes over the training images
+    # Number of this training of one model in a visit, from 1 (strategies/fedrewind.py)
     leg: int = 1
+    # The task whose images are there, from 1; 0 = all images are there, or this is the first
+    # message
     task: int = 0
+    # The tasks whose test images are there, if hospitals have different orders or durations of
+    # tasks; empty = all up to `task`
     arrived: list[int] = field(default_factory=list)
+    # The images to train on beside buffers: the hospital's own, those of all hospitals (in a
+    # simulation), those of a public archive (`filver.pretrain`), or none
     images: str = "own"
-    test: bool = False
+    test: bool = False  # whether to test the model after training it
+    # Whether the answer has the model after each epoch too, for tests at other hospitals
     snapshots: bool = False
-    own_start: bool = False
-    buffer_size: int = 0
+    own_start: bool = False  # whether the hospital's first model has initial weights of its own
+    buffer_size: int = 0  # images of a buffer; above 0 the hospital's first parcel has its buffer
+    # The buffers to train on, as "<hospital>=<hash>". Buffers that the hospital does not hold yet
+    # travel beside the parcel, as "<hash>/buffer".
     replay: list[str] = field(default_factory=list)
-    ensemble: bool = False
+    ensemble: bool = False  # whether to test also the mean of all models that came
+    # Hash of the encoder, whose arrays the models lack; empty = models are whole. A hospital that
+    # does not hold the encoder yet gets it as the record `encoder`.
     encoder: str = ""
+    # The kind of embeddings of its images that the server asks for
+    # (strategies/protocol/embeddings.py); empty = none
     embeddings: str = ""
+    # Whether models are tested for the last time, and the hospital may keep them
     final: bool = False
-    sealed: bool = False
+    sealed: bool = False  # whether parcels travel sealed
+    # The hospitals of the run and the public halves of their keys, as "name key"; empty if the
+    # hospital holds the list already, or parcels are not sealed
     members: list[str] = field(default_factory=list)
-    members_hash: str = ""
-    code: str = ""
+    members_hash: str = ""  # hash of that list; empty if there is none
+    code: str = ""  # `code_hash` of the server; empty after the first message
 
     @classmethod
     def read(cls, content: RecordDict) -> "Order":

@@ -42,38 +42,27 @@ Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Manifest:
-    """The label of a parcel: its model and the visits of the model.
+    """The label of a parcel: its model and the visits of the model."""
 
-    Attributes:
-        lineage: Identity of the travelling model, named after its first hospital.
-        architecture: The network as JSON (learning.models.Architecture).
-        classes: Names of the classes, in the order of the network's outputs.
-        round: Round of the last visit, from 1; 0 before the first.
-        hop: Hop of the last visit, from 1; 0 before the first.
-        epochs: Passes over the images in the last visit.
-        visited: Hospitals that trained the model, first one first.
-        parent: Hash of the model that the last visit started from; empty before the first.
-        hashes: Hash of each array record, as "name=hash". If a listed record is absent, the
-            recipient holds it already.
-        replayed: The hospitals whose synthetic images were trained on too, as "<place in
-            visited>=<hospital>"; places count from 1.
-        not_own: The visits that trained on other images than the hospital's own, as "<place in
-            visited>=<`Order.images`>".
-        format: Version of this format.
-    """
-
-    lineage: str
-    architecture: str
-    classes: list[str]
-    round: int = 0
-    hop: int = 0
-    epochs: int = 0
+    lineage: str  # identity of the travelling model, named after its first hospital
+    architecture: str  # the network as JSON (learning.models.Architecture)
+    classes: list[str]  # names of the classes, in the order of the network's outputs
+    round: int = 0  # round of the last visit, from 1; 0 before the first
+    hop: int = 0  # hop of the last visit, from 1; 0 before the first
+    epochs: int = 0  # passes over the images in the last visit
+    # Hospitals that trained the model, first one first
     visited: list[str] = field(default_factory=list)
-    parent: str = ""
+    parent: str = ""  # hash of the model that the last visit started from; empty before the first
+    # Hash of each array record, as "name=hash". If a listed record is absent, the recipient holds
+    # it already.
     hashes: list[str] = field(default_factory=list)
+    # The hospitals whose synthetic images were trained on too, as "<place in visited>=<hospital>";
+    # places count from 1
     replayed: list[str] = field(default_factory=list)
+    # The visits that trained on other images than the hospital's own, as "<place in
+    # visited>=<`Order.images`>"
     not_own: list[str] = field(default_factory=list)
-    format: int = FORMAT
+    format: int = FORMAT  # version of this format
 
     @classmethod
     def read(cls, parcel: RecordDict) -> "Manifest":

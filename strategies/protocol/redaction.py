@@ -15,7 +15,7 @@ _QUERY = re.compile(
 )
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """A text with *** for each password or token in it."""
     if "://" in text:
         text = _USER.sub(r"\1***@", text)

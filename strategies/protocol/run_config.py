@@ -20,9 +20,7 @@ _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, Any]:
     """The settings that an option of `flwr run` changes, read as Flower reads them.
 
-    Args:
-        texts: Settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
-        option: Name of the option, for errors.
+    Texts are settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
 
     Raises:
         SettingsError: The texts cannot be read. Flower itself skips texts that are not key=value.

@@ -42,7 +42,7 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut`: a task is a set of classes
 PUBLIC = "public:"  # prefix of a setting that names a file of public images
@@ -64,7 +64,7 @@ class SettingsError(ValueError):
     """A setting has a value that cannot be used. The text shows no password or token."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(redacted(text))
+        super().__init__(redact(text))
 
 
 def require(condition: bool, key: str, value: Any, allowed: str) -> None:
@@ -361,7 +361,7 @@ class Settings:
         )
         for key, value in run_config.items():
             text = str(value) if isinstance(value, str | bytes) else ""
-            require(redacted(text) == text, key, value, allowed)
+            require(redact(text) == text, key, value, allowed)
         known = {*keys_of(cls)}
         tables = tuple(sorted((k, v) for k, v in run_config.items() if k not in known))
         return _read_table({**run_config, "tables": tables}, cls)

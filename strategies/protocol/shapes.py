@@ -64,7 +64,7 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
                 errors.append(error)
         raise errors[0]
 
-    def within(item: Any, key: object, of: Any) -> Any:
+    def convert(item: Any, key: object, of: Any) -> Any:
         if of is float and type(item) is float:  # most of a large file
             return item
         return from_value(item, of, f"{place}.{key}".lstrip("."), any_version=any_version)
@@ -75,23 +75,23 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
         odd = needed - value.keys() | (value.keys() - known.keys() if is_dataclass(kind) else set())
         if odd and not any_version:
             raise ShapeError(f"{_prefix(place)}differs in {', '.join(sorted(odd)):.200}")
-        given = {key: within(value[key], key, known[key]) for key in value.keys() & known.keys()}
+        given = {key: convert(value[key], key, known[key]) for key in value.keys() & known.keys()}
         if is_typeddict(kind):
             return {**value, **given}
         return kind(**{**{key: _empty(known[key]) for key in needed}, **given})
     if kind in (list, Sequence, set):
         _require(isinstance(value, list | tuple), value, place, "a list")
-        items = [within(item, number, inner[0]) for number, item in enumerate(value)]
+        items = [convert(item, number, inner[0]) for number, item in enumerate(value)]
         return set(items) if kind is set else items
     if kind is tuple:
         _require(isinstance(value, list | tuple), value, place, "a list")
         of = inner[:1] * len(value) if inner[-1] is ... else inner
         _require(len(value) == len(of), value, place, f"a list of {len(of)}")
-        return tuple(within(*each) for each in zip(value, range(len(of)), of, strict=True))
+        return tuple(convert(*each) for each in zip(value, range(len(of)), of, strict=True))
     if kind in (dict, Mapping):
         _require(isinstance(value, dict), value, place, "an object")
         _require(all(map(_is_whole, value)), value, place, "an object with keys in Unicode")
-        return {key: within(item, key, inner[1]) for key, item in value.items()}
+        return {key: convert(item, key, inner[1]) for key, item in value.items()}
     if kind is float and value is None:
         return nan
     fits = type(value) is kind or (kind is float and type(value) is int)

@@ -18,11 +18,7 @@ from strategies.protocol.settings import Settings, rng_for
 def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
     """The task whose images are at a hospital in a round, from 1; 0 if there are no tasks.
 
-    Args:
-        settings: Settings of the run.
-        server_round: The round, from 1; 0 counts as 1.
-        hospital: Name of the hospital; empty = the task of most hospitals, if all have the same
-            order.
+    Round 0 counts as 1. Without a hospital it is the task of most, if all have the same order.
     """
     if settings.tasks == 1:
         return 0

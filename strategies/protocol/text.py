@@ -9,7 +9,7 @@ import sys
 import unicodedata
 from typing import Any, TextIO
 
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of Flower's lines
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -26,7 +26,7 @@ def printable(value: object, kept: str = "") -> str:
     )
 
 
-def counted(number: float, noun: str) -> str:
+def amount(number: float, noun: str) -> str:
     """A whole number with its noun: "1 seed", "2 seeds"."""
     return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
@@ -54,7 +54,7 @@ class Screen:
 
     def write(self, text: str) -> int:
         """Print a text. A carriage return alone stays: a command's line of progress needs it."""
-        return self.stream.write(text if text == "\r" else printable(redacted(text), "\n"))
+        return self.stream.write(text if text == "\r" else printable(redact(text), "\n"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -14,7 +14,7 @@ from client_app.release.embeddings.sample import outgoing
 from learning.models import Architecture
 from learning.models.embedding import EmbeddingNetwork
 from learning.packing import pack_network
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, drop_encoder, hash_arrays
@@ -94,7 +94,7 @@ class Server:
         """
         self.place.run_config |= {**CONFIG, **settings}
         architecture = Architecture(model, 1, 16, 16, 2)
-        with seeded(rng_for(seed, "model")):
+        with use_seed(rng_for(seed, "model")):
             network = architecture.build()
         if spread and isinstance(network, EmbeddingNetwork):
             head = network.encoder.heads[1]

@@ -8,7 +8,7 @@ import torch
 from scipy.fft import dctn
 from scipy.stats import kstest
 
-from audit.epsilon import audited_epsilon
+from audit.epsilon import prove_epsilon
 from gan import moment_generator
 from gan.moment_generator import MomentGenerator
 from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal
@@ -196,7 +196,7 @@ def attack(noise: float) -> float:
     ]
     threshold = np.linalg.norm(canary) / 2 / noise + 2.5  # chosen before, by calculation
     hits, alarms = (int((each > threshold).sum()) for each in scores)
-    return audited_epsilon(hits, trials, alarms, trials, 1e-5)
+    return prove_epsilon(hits, trials, alarms, trials, 1e-5)
 
 
 CANARY = np.array([[[[0, 255, 0], [255, 255, 0], [0, 255, 255]]]], dtype=np.uint8)

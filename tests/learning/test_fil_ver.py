@@ -11,7 +11,7 @@ from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, d
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from learning.samples import Samples
 from learning.stream import add_task, draw_rows, earlier_samples
 from learning.training import train
@@ -55,7 +55,7 @@ def test_reparametrisation_by_hand():
 
 
 def network(name="vee", seed=0):
-    with seeded(rng_for(seed, "model")):
+    with use_seed(rng_for(seed, "model")):
         return Architecture(name, 1, 16, 16, 2).build()
 
 
@@ -162,7 +162,7 @@ def test_naive_rehearsal_keeps_images_and_remembers():
     config = settings(learner="rehearsal", strategy="fedavg", rehearsal__share=0.25)
     found = {}
     for kind in (NaiveRehearsal, Plain):
-        with seeded(rng_for(0, "model")):
+        with use_seed(rng_for(0, "model")):
             model = Architecture("mlp", 1, 16, 16, 2, (32,)).build()
         learner = kind(model, first, config, Received(task=1))
         trained(learner, epochs=10)

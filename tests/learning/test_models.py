@@ -13,7 +13,7 @@ from learning.errors import ModelError
 from learning.models import Architecture, torchvision_names
 from learning.models.pixels import scale_input
 from learning.models.pretrained import load_pretrained
-from learning.randomness import seeded
+from learning.randomness import use_seed
 
 TORCHVISION = sorted(torchvision_names())
 # The smallest of each family is tested by default: siblings differ in depth and width alone.
@@ -135,7 +135,7 @@ def test_the_same_generator_gives_the_same_weights_and_leaves_the_global_one_alo
     before = torch.get_rng_state()
     networks = []
     for seed in (0, 0, 1):
-        with seeded(np.random.default_rng(seed)):
+        with use_seed(np.random.default_rng(seed)):
             networks.append(architecture("cnn").build())
     assert torch.equal(torch.get_rng_state(), before)
     first, same, other = (nn.utils.parameters_to_vector(n.parameters()) for n in networks)

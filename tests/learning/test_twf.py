@@ -16,7 +16,7 @@ from learning.learners.twf import TwF, halve
 from learning.models import Architecture
 from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, tap
-from learning.randomness import seeded
+from learning.randomness import use_seed
 from learning.samples import Samples
 from strategies.protocol.records import ParcelError
 from tests.fakes import settings
@@ -51,7 +51,7 @@ def normalised(values, norm, tasks):
 
 def test_the_gates_are_equations_2_9_to_2_11():
     """Four images of two tasks, six channels, 5x5: written out, image by image."""
-    with seeded(np.random.default_rng(0)):
+    with use_seed(np.random.default_rng(0)):
         gates: Any = Gates(6, 2)
         for norm in (*gates.norms, *gates.spatial_norms):
             nn.init.normal_(norm.shift)

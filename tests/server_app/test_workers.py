@@ -40,7 +40,7 @@ def live(courier):
 def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
     courier = Courier(WorkersGrid(workers, 4, complete({})))
     assert courier.simulates
-    assert courier.reachable() == {1, 2, 3, 4}
+    assert courier.find_reachable() == {1, 2, 3, 4}
     assert live(courier) == {1: None, 2: None, 3: None, 4: None, 5: Failure.GONE}
 
 

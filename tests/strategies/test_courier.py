@@ -111,18 +111,18 @@ def test_who_takes_messages_is_asked_once_and_again_after_a_missed_answer(monkey
     grid = FakeGrid(answers)
     post = Courier(grid)
     grid.stuck = {2}
-    assert post.reachable() == {1}
+    assert post.find_reachable() == {1}
     grid.stuck = set()
-    assert post.reachable() == {1, 2}
+    assert post.find_reachable() == {1, 2}
     asked = next(grid.ids)
-    assert post.reachable() == {1, 2}
+    assert post.find_reachable() == {1, 2}
     assert next(grid.ids) == asked + 1  # nobody was asked
     grid.handlers[1] = lambda m: None
     list(post.exchange(letters(1, 2, limit=0.2)))
     grid.stuck = {1}
-    assert post.reachable() == {2}
+    assert post.find_reachable() == {2}
     del grid.handlers[2]
-    assert post.reachable() == set()
+    assert post.find_reachable() == set()
 
 
 def test_simulated_hospitals_take_messages_by_construction(monkeypatch):
@@ -130,7 +130,7 @@ def test_simulated_hospitals_take_messages_by_construction(monkeypatch):
     monkeypatch.setattr(Courier, "simulates", True)
     grid = FakeGrid({1: answer, 2: answer})
     grid.stuck = {1, 2}
-    assert Courier(grid).reachable() == {1, 2}
+    assert Courier(grid).find_reachable() == {1, 2}
     assert next(grid.ids) == 0
 
 
@@ -143,7 +143,7 @@ def test_a_hospital_that_still_starts_has_longer_to_say_that_it_is_there(monkeyp
     monkeypatch.setattr(
         grid, "pull_messages", lambda ids: pull(ids) if time.monotonic() > ready else []
     )
-    assert Courier(grid).reachable() == {1}
+    assert Courier(grid).find_reachable() == {1}
 
 
 def test_more_messages_may_be_posted_while_answers_are_taken():

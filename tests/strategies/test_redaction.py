@@ -14,7 +14,7 @@ from server_app.app import app as server_app
 from strategies.protocol.console import Console
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
-from strategies.protocol.redaction import redacted
+from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, context, deployed, run_config
 
@@ -30,11 +30,11 @@ TEXTS = [key for key, value in defaults().items() if isinstance(value, str)]
 
 @pytest.mark.parametrize("text", [*URLS, f"http://h/?api_key={SECRET}", f"u://h#jwt={SECRET}&x=1"])
 def test_a_text_is_shown_without_its_secret(text):
-    shown = redacted(f"The server at {text} is away.")
+    shown = redact(f"The server at {text} is away.")
     assert SECRET not in shown
     assert shown.startswith("The server at ")
     assert shown.endswith(" is away.")
-    assert redacted(shown) == shown
+    assert redact(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_text_is_shown_without_its_secret(text):
     ],
 )
 def test_a_text_without_a_secret_stays_as_it_is(text):
-    assert redacted(text) == text
+    assert redact(text) == text
     assert Settings.parse(run_config(tracking=text)).tracking == text
 
 

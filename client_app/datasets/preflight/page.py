@@ -14,7 +14,7 @@ from client_app.datasets.preflight.card import Card
 from pages.page import Marked, render
 from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.names import join_names
-from strategies.protocol.text import counted
+from strategies.protocol.text import amount
 
 LISTED = 100  # of each list on the page; card.json has all
 NAMED = 20  # unusable images in the terminal
@@ -115,7 +115,7 @@ def _number(card: Card, name: str, side: str) -> str:
     if not card.patients:
         return images
     patients = card.patients[name][side]
-    return f"{images}, of {counted(patients, 'patient')}"
+    return f"{images}, of {amount(patients, 'patient')}"
 
 
 def _equal(names: Iterable[Sequence[str]]) -> list[str]:

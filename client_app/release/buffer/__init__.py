@@ -38,7 +38,7 @@ from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
-from gan.presets import Preset, chosen_preset
+from gan.presets import Preset, choose_preset
 from learning.errors import DeadlineError, DivergedError
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
@@ -63,7 +63,7 @@ def make_buffer(
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
     settings, data = hospital.settings, hospital.data
-    preset = chosen_preset(settings.gan.preset, settings.gan.iterations, max(data.train.shape[1:]))
+    preset = choose_preset(settings.gan.preset, settings.gan.iterations, max(data.train.shape[1:]))
     distance = _distance(hospital, preset)
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages

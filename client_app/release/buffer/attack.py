@@ -56,7 +56,7 @@ def attack(
         trial = shadow_attack(job, samples, concatenate((first, second)), train)
         found = replace(found, trials=(*found.trials, trial))
     if "gan-epsilon" in figures:
-        found = found.checked_claim(figures["gan-epsilon"], figures["gan-delta"])
+        found = found.bound_claim(figures["gan-epsilon"], figures["gan-delta"])
     said = f"{job.hospital.name}: {SAID[found.verdict]}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
     return found.report(release.untested)
