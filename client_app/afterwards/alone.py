@@ -74,7 +74,7 @@ def train_alone(
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
     hospital = replace(reopen_hospital(past, data_dir, policy), settings=settings)
     torch.set_num_threads(settings.cpu_threads)
-    network = _trained(hospital)
+    network = _train(hospital)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     check_disk(policy.machine if policy else None, past.folder.parent, size)
     own_folder(past.alone_file.parent)
@@ -86,7 +86,7 @@ def train_alone(
     return write_mixture(past.home, scores, hospital.data.test.labels)
 
 
-def _trained(hospital: Hospital) -> nn.Module:
+def _train(hospital: Hospital) -> nn.Module:
     """The model after the run's number of rounds, trained as in the strategy `standalone`."""
     settings = hospital.settings
     network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds

@@ -59,7 +59,7 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
     if wrong := [name for name in images if not CARD["classes"]([name]) or name != name.strip()]:
         yield Finding(
             "names-of-classes",
-            f"These names of classes cannot be used: {_quoted(wrong)}.",
+            f"These names of classes cannot be used: {_list(wrong)}.",
             "A name has 1 to 100 characters that can be printed (no tab, no no-break space), and "
             "no blank before or after it. Rename these classes.",
         )
@@ -75,7 +75,7 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
     if none := [each for each in doubtful if each not in known]:
         yield Finding(
             "names-of-no-class",
-            f"These are probably no classes: {_quoted(none)}.",
+            f"These are probably no classes: {_list(none)}.",
             "Leave out images without a label; give the folder that holds the folders of classes. "
             "If it is a class, rename it, or the run must name all its classes in the setting "
             "'classes'.",
@@ -87,7 +87,7 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
     if columns.patients:
         yield Finding(
             "patients-not-read",
-            f"A column that is not read seems to name patients: {_quoted(columns.patients)}. One "
+            f"A column that is not read seems to name patients: {_list(columns.patients)}. One "
             "patient could have training and test images.",
             "Call it 'patient'; or add a column 'group', with one name for images that belong "
             "together.",
@@ -95,7 +95,7 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
     if columns.splits:
         yield Finding(
             "split-not-read",
-            f"A column that is not read seems to hold the split: {_quoted(columns.splits)}.",
+            f"A column that is not read seems to hold the split: {_list(columns.splits)}.",
             "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
             "or the groups of the manifest determine the split.",
             "amber",
@@ -103,7 +103,7 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
     if columns.ambiguous:
         yield Finding(
             "patients-in-several-groups",
-            f"Images with the same value in {_quoted(columns.ambiguous)} are in several groups of "
+            f"Images with the same value in {_list(columns.ambiguous)} are in several groups of "
             f"{quote(columns.roles['group'])}. Only the latter column is read.",
             "If this is right, remove the former column.",
             "amber",
@@ -116,7 +116,7 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
             quote(column) + (f" (as '{role}')" if column.strip() != role else "")
             for role, column in columns.roles.items()
         ]
-        others = f" Not read: {_quoted(columns.unread)}." if columns.unread else ""
+        others = f" Not read: {_list(columns.unread)}." if columns.unread else ""
         text = f"Columns of the manifest that are read: {join_names(read)}.{others}"
         yield Finding("columns", text, "docs/data.md lists all columns.", "note")
 
@@ -145,5 +145,5 @@ def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iter
         yield Finding("one-patient-has-most", text, advice, "amber")
 
 
-def _quoted(names: Collection[str]) -> str:
+def _list(names: Collection[str]) -> str:
     return join_names([*map(quote, names)])

@@ -63,7 +63,7 @@ _Key = tuple[str, int]  # path or content, and slice
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class DecodedImages:
     """The images of a listing of n, in one form.
 
     Attributes:
@@ -99,7 +99,7 @@ def open_library(
     progress: ImportProgress | None = None,
     retry: bool = False,
     machine: MachineRules | None = None,
-) -> Opened:
+) -> DecodedImages:
     """Open images; first decode the new and the changed ones.
 
     Args:
@@ -185,7 +185,9 @@ class _Library:
             files |= new
         return files
 
-    def decode(self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form) -> Opened:
+    def decode(
+        self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form
+    ) -> DecodedImages:
         """Return all images in a form; decode those that the library does not have."""
         shape = _shape([file.header for file in files.values() if file.header], form)
         name = f"{'x'.join(map(str, shape))}-{form.fit}"
@@ -232,7 +234,7 @@ class _Library:
             found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
         ]
         last = max((row for row, _ in results), default=-1)
-        return Opened(
+        return DecodedImages(
             # Copy on write, since torch wants writable arrays. An empty array cannot be mapped.
             np.memmap(place, np.uint8, "c", shape=(last + 1, *shape))
             if last >= 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
-from client_app.datasets.library import ImportProgress, Opened, open_library
+from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
@@ -33,12 +33,12 @@ class Survey:
     """A hospital's image files, listed and opened."""
 
     listing: Listing
-    opened: Opened
+    images: DecodedImages
 
     @cached_property
     def usable(self) -> NDArray[np.int64]:
         """Indices [n] of the listing's entries that can be used."""
-        return np.flatnonzero(self.opened.rows >= 0)
+        return np.flatnonzero(self.images.rows >= 0)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -49,14 +49,14 @@ class Survey:
     def contents(self) -> list[str]:
         """Hash of each usable entry's file, with its slice, [n]."""
         return [
-            f"{self.opened.contents[index]}/{entry.slice}"
+            f"{self.images.contents[index]}/{entry.slice}"
             for index, entry in zip(self.usable, self.entries, strict=True)
         ]
 
     @cached_property
     def unusable(self) -> list[Unusable]:
         """All images that cannot be used; for the hospital alone."""
-        found = zip(self.listing.entries, self.opened.reasons, strict=True)
+        found = zip(self.listing.entries, self.images.reasons, strict=True)
         return self.listing.unusable + [
             Unusable(entry.where, reason)
             for entry, reason in found
@@ -67,7 +67,7 @@ class Survey:
     def ignored(self) -> Counter[str]:
         """Number of files that are no images, by kind; see `Listing.ignored`."""
         return self.listing.ignored + Counter(
-            REPORTS for reason in self.opened.reasons if self._is_report(reason)
+            REPORTS for reason in self.images.reasons if self._is_report(reason)
         )
 
     def _is_report(self, reason: str) -> bool:
@@ -79,7 +79,7 @@ class Survey:
         """The names of each image's group, DICOM patient and volume, as far as it has them, [n]."""
         named = []
         for index, entry in zip(self.usable, self.entries, strict=True):
-            header = self.opened.headers[index]
+            header = self.images.headers[index]
             volume = "" if entry.slice is None else str(entry.file)
             kinds = {"group": entry.group, "patient": header and header.patient, "volume": volume}
             named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
@@ -168,8 +168,8 @@ class Survey:
         )
         groups = np.array(self.groups)
         return Pool(
-            images=self.opened.pixels,
-            rows=self.opened.rows[self.usable],
+            images=self.images.pixels,
+            rows=self.images.rows[self.usable],
             labels=np.array([number[entry.label] for entry in entries]),
             classes=tuple(classes),
             sites=np.unique(sites, return_inverse=True)[1] if all(sites) else None,
@@ -185,7 +185,7 @@ class Survey:
     @property
     def is_dicom(self) -> bool:
         """Whether all images are DICOM files."""
-        headers = [self.opened.headers[index] for index in self.usable]
+        headers = [self.images.headers[index] for index in self.usable]
         return all(header is not None and header.kind.startswith("DICOM") for header in headers)
 
 

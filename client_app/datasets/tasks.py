@@ -84,8 +84,8 @@ class Tasks:
         if self.permutes:
             parts = [np.arange(len(samples)) for _ in tasks]
         else:
-            when = self._when(samples)
-            parts = [np.flatnonzero(when == task) for task in tasks]
+            task_of = self._tasks_of(samples)
+            parts = [np.flatnonzero(task_of == task) for task in tasks]
         places = np.concatenate(parts)
         arrived = np.repeat([*tasks], [len(part) for part in parts])
         chosen = torch.from_numpy(places).to(samples.labels.device)
@@ -94,7 +94,7 @@ class Tasks:
             labels = labels % self._size
         if self.permutes:
             images = samples.images
-            pixels = torch.cat([self._permuted(images, task) for task in tasks])
+            pixels = torch.cat([self._permute(images, task) for task in tasks])
         else:
             pixels = samples.pixels
             rows = chosen if samples.rows is None else samples.rows[chosen]
@@ -120,7 +120,7 @@ class Tasks:
         """The number of classes in a task."""
         return classes_of_a_task(len(self.classes), self.settings)
 
-    def _when(self, samples: LocalSamples) -> Indices:
+    def _tasks_of(self, samples: LocalSamples) -> Indices:
         """The task of each image, [n]; above T for classes in no task."""
         if self._cuts_classes:
             labels: Indices = samples.labels.cpu().numpy()
@@ -133,7 +133,7 @@ class Tasks:
             )
         return manifest
 
-    def _permuted(self, images: Tensor, task: int) -> Tensor:
+    def _permute(self, images: Tensor, task: int) -> Tensor:
         """All images [n, C, H, W], with the pixels in a task's order."""
         if task == 1:
             return images

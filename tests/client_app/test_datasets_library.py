@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from client_app.datasets import library
 from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
-from client_app.datasets.library import Opened, open_library
+from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
@@ -64,13 +64,13 @@ class Folder:
     def entries(self) -> list[Entry]:
         return [Entry(file.name, file, "a") for file in sorted(self.images.iterdir())]
 
-    def open(self, form: Form = Form(), retry: bool = False) -> Opened:  # noqa: B008
+    def open(self, form: Form = Form(), retry: bool = False) -> DecodedImages:  # noqa: B008
         return open_library(self.library, self.entries, form, retry=retry)
 
     def pixel_files(self) -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in self.library.glob("*.pixels")}
 
-    def check(self, opened: Opened, form: Form = Form()) -> None:  # noqa: B008
+    def check(self, opened: DecodedImages, form: Form = Form()) -> None:  # noqa: B008
         """Each image is as if it were decoded now; one that cannot be has a reason."""
         entries, channels = self.entries, opened.pixels.shape[1]
         assert len(entries) == len(opened.rows) == len(opened.reasons) == len(opened.contents)

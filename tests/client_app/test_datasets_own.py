@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from client_app.datasets import open_data, own
 from client_app.datasets.files import Header
-from client_app.datasets.library import Opened, open_library
+from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import Survey, load_own, own_data, survey
 from client_app.datasets.resize import Form
@@ -69,7 +69,7 @@ def surveyed(rows, unlisted=0):
         )
     ]
     usable = np.array([bool(content) for content in contents])
-    opened = Opened(
+    opened = DecodedImages(
         pixels=np.zeros((len(rows), 1, 1, 1), np.uint8),
         rows=np.where(usable, np.cumsum(usable) - 1, -1),
         reasons=["" if content else "is broken" for content in contents],
@@ -200,7 +200,7 @@ def test_images_of_a_patient_of_dicom_belong_together():
     """Patients P and Q are one through the group of the third and the fourth image; R is not."""
     found = surveyed([{}, {}, {"group": "P"}, {"group": "P"}, {}, {"content": ""}, {}, {}])
     patients = ["P", "Q", "P", "Q", "R", "Q", "R", ""]
-    found.opened.headers[:] = [Header("DICOM", 1, 1, 1, 8, patient) for patient in patients]
+    found.images.headers[:] = [Header("DICOM", 1, 1, 1, 8, patient) for patient in patients]
 
     # Without the sixth, which is unusable.
     assert numbered(found.groups) == [0, 0, 0, 0, 4, 4, 6]

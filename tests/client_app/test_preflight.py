@@ -14,7 +14,7 @@ from client_app.authority.policy import Ruling
 from client_app.datasets import library
 from client_app.datasets.files import UnusableImage
 from client_app.datasets.preflight.card import examine
-from client_app.datasets.preflight.page import NAMED, page, text
+from client_app.datasets.preflight.page import MAX_UNUSABLE, page, text
 from client_app.datasets.unread import REPORTS, SYSTEM
 from tests.fakes import settings
 
@@ -344,14 +344,14 @@ def test_where_nothing_can_be_used_each_file_is_named_with_the_reason(present, f
 
 
 def test_the_terminal_names_the_first_unusable_files(folder, tmp_path):
-    for path in sorted(folder.rglob("*.png"))[: NAMED + 2]:
+    for path in sorted(folder.rglob("*.png"))[: MAX_UNUSABLE + 2]:
         damage(path, "text")
     lines = text(card_of(folder, tmp_path)[0]).splitlines()
 
-    assert lines[0] == f"{38 - NAMED} images, {NAMED + 2} that cannot be used"
+    assert lines[0] == f"{38 - MAX_UNUSABLE} images, {MAX_UNUSABLE + 2} that cannot be used"
     listed = lines[lines.index("Cannot be used:") + 1 :]
     assert listed[0] == "  a/patient-0/0.png: is no image file that can be read here"
-    assert len(listed) == NAMED + 1
+    assert len(listed) == MAX_UNUSABLE + 1
     assert listed[-1] == "  and 2 more: card.json has all"
 
 

@@ -132,7 +132,7 @@ def examine(
         )
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
-        return Card(hospital, path, chosen, [finding], unusable=_unreadable(error)), None
+        return Card(hospital, path, chosen, [finding], unusable=_unreadable_file(error)), None
     findings = [
         *found.findings(settings.max_quarantined, settings.class_names),
         *_unknown_classes(found, settings),
@@ -164,7 +164,7 @@ def examine(
     near = [[where[a], where[b]] for a, b in _near_copies(sketches, train, test)]
     copies = _copies(found)
     labels = {entry.where: entry.label for entry in found.entries}
-    headers = [header for header in found.opened.headers if header]
+    headers = [header for header in found.images.headers if header]
     card = Card(
         hospital,
         str(found.listing.source),
@@ -181,9 +181,9 @@ def examine(
         copies=copies,
         near_copies=near,
         contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
-        constant=_chosen(where, ~varied),
-        inverted=_chosen(where, _inverted(sketches)),
-        bytes_on_disk=found.opened.pixels.nbytes,
+        constant=_names(where, ~varied),
+        inverted=_names(where, _find_inverted(sketches)),
+        bytes_on_disk=found.images.pixels.nbytes,
         bytes_free=shutil.disk_usage(store).free,
     )
     if not named:
@@ -198,7 +198,7 @@ def examine(
     return card, found
 
 
-def _unreadable(error: DataError) -> list[Unusable]:
+def _unreadable_file(error: DataError) -> list[Unusable]:
     """The file or folder behind an error. The text omits its name: the server may read the text."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.filename:
@@ -322,7 +322,7 @@ def _count_each(
     }
 
 
-def _chosen(where: list[str], mask: Tensor) -> list[str]:
+def _names(where: list[str], mask: Tensor) -> list[str]:
     return [where[index] for index in mask.nonzero().flatten().tolist()]
 
 
@@ -339,8 +339,8 @@ def _copies(found: Survey) -> list[list[str]]:
 
 def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
     """Small grey images of mean 0 and norm 1 [n, S·S], and True [n] if not of one colour."""
-    pixels = torch.from_numpy(found.opened.pixels)
-    rows = torch.from_numpy(found.opened.rows[found.usable])
+    pixels = torch.from_numpy(found.images.pixels)
+    rows = torch.from_numpy(found.images.rows[found.usable])
     parts, varied = [], []
     for block in rows.split(BLOCK):
         images = pixels[block]
@@ -363,7 +363,7 @@ def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[
     return pairs
 
 
-def _inverted(sketches: Tensor) -> Tensor:
+def _find_inverted(sketches: Tensor) -> Tensor:
     """True [n] for images that are the opposite of the mean; all False if images are not alike."""
     agreement = sketches @ functional.normalize(sketches.mean(dim=0), dim=0)
     return (agreement < INVERTED) & (agreement.median() > ALIKE)

@@ -16,8 +16,8 @@ from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.names import join_names
 from strategies.protocol.text import amount
 
-LISTED = 100  # of each list on the page; card.json has all
-NAMED = 20  # unusable images in the terminal
+MAX_LINES = 100  # of each list on the page; card.json has all
+MAX_UNUSABLE = 20  # unusable images in the terminal
 SIDES = ("train", "test")
 MARKS = {"red": "bad", "amber": "warn", "note": "soft"}
 ADVICE = {
@@ -31,13 +31,13 @@ def page(card: Card, survey: Survey | None) -> str:
     """The card as an HTML page that needs no other file, with images from the survey."""
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
-        places = zip(survey.entries, survey.opened.rows[survey.usable], strict=True)
-        pictures = {entry.where: survey.opened.pixels[row] for entry, row in places}
+        places = zip(survey.entries, survey.images.rows[survey.usable], strict=True)
+        pictures = {entry.where: survey.images.pixels[row] for entry, row in places}
     near = [*chain(*card.near_copies)]
     lists = (
-        ("Pairs on both sides of the split", _equal(card.near_copies), near),
-        ("Copies with different labels", _equal(card.contradictions), ()),
-        ("Copies", _equal(card.copies), ()),
+        ("Pairs on both sides of the split", _equations(card.near_copies), near),
+        ("Copies with different labels", _equations(card.contradictions), ()),
+        ("Copies", _equations(card.copies), ()),
         ("Cannot be used", list(map(str, card.unusable)), ()),
         ("Of one colour", card.constant, card.constant),
         ("Perhaps inverted", card.inverted, card.inverted),
@@ -55,7 +55,7 @@ def page(card: Card, survey: Survey | None) -> str:
         lists=[
             {
                 "title": title,
-                "rows": [[line] for line in _first(LISTED, lines)],
+                "rows": [[line] for line in _head(MAX_LINES, lines)],
                 "strips": [strip(title, [pictures[each] for each in names])] if names else [],
             }
             for title, lines, names in lists
@@ -75,7 +75,7 @@ def text(card: Card) -> str:
     lines.append(f"{card.verdict.upper()}: {ADVICE[card.verdict]}")
     lines += [f"  {f.level}: {f.text} {f.advice}" for f in card.findings]
     if card.unusable:
-        named = _first(NAMED, list(map(str, card.unusable)))
+        named = _head(MAX_UNUSABLE, list(map(str, card.unusable)))
         lines += ["Cannot be used:", *(f"  {line}" for line in named)]
     return "\n".join(lines)
 
@@ -86,8 +86,8 @@ def _facts(card: Card) -> list[list[str]]:
     whose = f", of {card.groups} patients" if card.patients else "; their patients are unknown"
     return [
         ["images", f"{card.images}{whose}"],
-        ["formats", _few(card.kinds)],
-        ["sizes", _few(card.sizes)],
+        ["formats", _summary(card.kinds)],
+        ["sizes", _summary(card.sizes)],
         ["disk", f"{megabytes:,.0f} MB in the store ({card.bytes_free / 1e9:,.0f} GB are free)"],
         [
             "memory",
@@ -118,14 +118,14 @@ def _number(card: Card, name: str, side: str) -> str:
     return f"{images}, of {amount(patients, 'patient')}"
 
 
-def _equal(names: Iterable[Sequence[str]]) -> list[str]:
+def _equations(names: Iterable[Sequence[str]]) -> list[str]:
     return [" = ".join(each) for each in names]
 
 
-def _few(counts: dict[str, int]) -> str:
+def _summary(counts: dict[str, int]) -> str:
     return join_names([f"{name} ({count})" for name, count in counts.items()])
 
 
-def _first(most: int, lines: Sequence[str]) -> list[str]:
+def _head(most: int, lines: Sequence[str]) -> list[str]:
     more = [f"and {len(lines) - most} more: card.json has all"] if len(lines) > most else []
     return [*lines[:most], *more]
