@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -68,11 +69,25 @@ def test_a_body_and_a_head_are_the_whole_network():
 
 
 def test_features_are_computed_once(tmp_path, digits, monkeypatch):
+    datasets._pool_and_shares.cache_clear()
     monkeypatch.setattr(features, "_compute", None)
     again = open_data(settings(partition="iid", num_server_rounds=9), 1, 3, store=tmp_path)
     assert len(again.train) + len(again.test) < len(np.unique(again.train.pixels))
     with pytest.raises(TypeError):  # another network
         open_data(settings(partition="iid", seed=1), 0, 3, store=tmp_path)
+
+
+def test_features_of_a_folder_are_computed_once(tmp_path, monkeypatch):
+    for k in range(20):
+        path = tmp_path / "images" / "ab"[k % 2] / f"{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.full((8, 8), 10 * k, np.uint8)).save(path)
+    chosen = settings(dataset=f"folder:{tmp_path}/images", partition="iid")
+    first = open_data(chosen, 0, 1, store=tmp_path)
+    datasets._pool_and_shares.cache_clear()
+    monkeypatch.setattr(features, "_compute", None)
+    again = open_data(chosen, 0, 1, store=tmp_path)
+    assert torch.equal(again.train.pixels, first.train.pixels)
 
 
 def test_only_images_without_features_are_computed(tmp_path, digits, monkeypatch):

@@ -72,14 +72,16 @@ def with_features(
 
 
 def _identities(pool: Pool) -> list[bytes]:
-    """What identifies each image, [N]: the hash of its file, or of its pixels.
+    """The identity of each image, 64 bytes: a hash of its file, or of its pixels.
 
     Slices of one volume have one file.
     """
     if pool.contents is not None and len({*pool.contents}) == len(pool.contents):
-        return [content.encode() for content in pool.contents]
-    rows = range(len(pool.images)) if pool.rows is None else pool.rows
-    return [hashlib.sha256(pool.images[row].tobytes()).hexdigest().encode() for row in rows]
+        parts = [content.encode() for content in pool.contents]
+    else:
+        rows = range(len(pool.images)) if pool.rows is None else pool.rows
+        parts = [pool.images[row].tobytes() for row in rows]
+    return [hashlib.sha256(part).hexdigest().encode() for part in parts]
 
 
 def _kept(file: Path, width: int) -> NDArray[np.void]:
