@@ -27,7 +27,7 @@ Deviations:
     the place of the ridge.
  4. Own weight κ, masks and noise are ours.
 
-The hospital's half: client_app/release/sums.py.
+The hospital's half: client_app/release/sums/ring.py.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """The sums of a hospital's features (strategies/sums.py): nothing is trained.
 
-The hospital's half is client_app/release/sums.py; here are only the settings.
+The hospital's half is client_app/release/sums/ring.py; here are only the settings.
 """
 
 from learning.learners.plain import Learner

@@ -5,9 +5,9 @@ mask off one parcel, if `sums.min-hospitals` or more have added their sums. Each
 masked sum of those before it, and then the totals:
 
 - Two hospitals that tell one another what they saw learn the sum of those between them.
-- The server sees nothing of sealed parcels. With one hospital that opens them for it, it sees all
-  of them, and so the sums of each hospital but the first. In an open run it needs no such hospital:
-  a policy refuses sums there.
+- The server sees nothing of sealed parcels. With one hospital that opens them for it, it sees the
+  sums of each hospital: those of the first one are the totals without the others. In an open run
+  it sees the same without help: a policy refuses sums there.
 - Two rings that differ in one hospital reveal its sums to all who get both totals. Noise
   (`sums.epsilon`) is the remedy.
 """
