@@ -150,6 +150,7 @@ def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
 
 @pytest.mark.extra
 def test_onnx_computes_body_and_head_on_bytes(tmp_path, head):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     classes = [str(k) for k in range(10)]
     label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
