@@ -63,7 +63,8 @@ def train_alone(
         Place of each model at home -> its weight in the mixture.
 
     Raises:
-        SettingsError: No model of the run is at home, or images arrived in tasks.
+        SettingsError: No model of the run is at home, images arrived in tasks, or the run trained
+            heads on features.
         DataError: The images cannot be used, or are not those of the run.
         ModelError: A model cannot be built or loaded.
         PolicyError: The store would be too large.
@@ -72,6 +73,11 @@ def train_alone(
         raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
+    if settings.train.freeze == "body":
+        raise SettingsError(
+            "The models of this run are heads on features of a frozen network, which 'alone' does "
+            "not train: run the strategy 'standalone' with the settings of the run."
+        )
     hospital = replace(reopen_hospital(past, data_dir, policy), settings=settings)
     torch.set_num_threads(settings.cpu_threads)
     network = _train(hospital)

@@ -205,6 +205,7 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
         ("policy.toml", (), "Give the policy of the run"),
         ("store/graz/ledger.jsonl", (), "no ledger of the run .* --run-config"),
         ("", ("--run-config", "tasks=2 task-cut='permuted'"), "arrived in tasks"),
+        ("", ("--run-config", "train.freeze='body'"), "heads on features"),
     ],
 )
 def test_no_model_is_trained_alone_on_other_terms(place, run, spoilt, more, words):
