@@ -59,7 +59,8 @@ def works(action, *arguments):
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_check_and_hospitals_agree(model, tasks):
     happens = {}
-    for strategy, learner in product(STRATEGIES, CHOSEN):
+    # Nobody trains with sums, and a head takes the place of the network.
+    for strategy, learner in product([s for s in STRATEGIES if s != "sums"], CHOSEN):
         chosen = config(strategy=strategy, learner=learner, model=model, tasks=tasks)
         settings = Settings.parse(chosen)
         try:
