@@ -35,6 +35,8 @@ DOTTED = re.compile(r"`([a-z]+(?:\.[a-z0-9-]+)+)(?:=[^`]*)?`")
 # What a reader of docs/adding-a-method.md adds, and the mistake that docs/tutorial.md shows.
 EXAMPLES = {"learning/learners/smoothed.py", "strategies/patient.py", "train.epoch"}
 SUFFIXES = (".py", ".md", ".toml", ".jsonl", ".png", ".txt")  # of files
+# Code, rows of tables, titles and pictures of a page.
+BESIDE_PROSE = re.compile(r"^```.*?^```$|^(?:\||#|!\[).*?$", re.DOTALL | re.MULTILINE)
 
 
 def texts_of(path):
@@ -102,6 +104,13 @@ def test_a_page_of_results_names_what_is_there_or_in_the_history(path):
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
 def test_a_page_of_results_has_a_command_or_its_program_in_the_history(path):
     assert re.search(r"uv run |git show [0-9a-f]{7,}:", path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("[!R]*.md")), ids=lambda path: path.stem)
+def test_a_page_of_results_has_at_most_ten_sentences(path):
+    prose = BESIDE_PROSE.sub("", path.read_text("utf-8"))
+    rows = re.findall(r"^- ", prose, re.MULTILINE)  # a row of a list may have a fact
+    assert len(re.findall(r"[.?!][*)\"]*\s", prose)) - len(rows) <= 10
 
 
 def test_the_index_of_results_names_each_page_and_each_table_that_was_not_run():
