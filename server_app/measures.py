@@ -44,7 +44,7 @@ class RoundEvents:
 
     number: int  # from 1
     events: Sequence[Event]  # the successful ones
-    cross: bool | str  # the setting `evaluate.cross`: test all models everywhere, or a sample
+    cross: bool | str  # whether all models are tested everywhere, or a sample: `Strategy.cross`
 
     @cached_property
     def visits(self) -> list[Event]:

@@ -101,6 +101,7 @@ class Results:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._settings = settings
+        self._cross = strategy_of(settings).cross
         self._config = ""
         self._events: list[Event] = []  # without the tests of finished rounds
         self._rounds: list[Round] = []
@@ -277,7 +278,7 @@ class Results:
 
     def _measure(self, server_round: int, seconds: float) -> Round:
         events = [event for event in self._events if event.round == server_round]
-        measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
+        measured = measure_round(server_round, events, self._cross, seconds)
         if measured.is_evaluated:
             self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)

@@ -222,8 +222,8 @@ class Summary:
     """The contents of summary.json, where NaN is null.
 
     Accuracies are fractions in [0, 1], of the last evaluated round. Figures over all models exist
-    only if `evaluate.cross` is true. With "sample:k" only the federation's figures exist, as
-    estimates.
+    only if `evaluate.cross` is true and no model has layers that stay at a hospital. With
+    "sample:k" only the federation's figures exist, as estimates.
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
     images where no patients are named), or None. Details are measured once, after the last round;
@@ -449,7 +449,7 @@ _OF_RUN, _OF_ROUND, LABELS = (
 def measure_round(
     number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
 ) -> Round:
-    """The figures of one round, from its events; `cross` is the setting `evaluate.cross`."""
+    """The figures of one round, from its events; `cross` is `Strategy.cross`."""
     known = RoundEvents(number, [event for event in events if event.outcome == "ok"], cross)
     return Round(
         number=number,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from logging import WARNING
 from math import isfinite, nan
@@ -37,6 +38,7 @@ from strategies.protocol.files import FileError, read_json
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import Screen, printable
+from strategies.registry import strategy_of
 
 LOOK = 1.0  # seconds between two looks
 START_UP = 10.0  # seconds until a server has locked a new directory
@@ -128,10 +130,15 @@ class Followed:
         for number in sorted(each for each in self._open if 0 < each <= self.finished):
             events = self._open.pop(number)
             took = self._ends.get(number, nan) - self._ends.get(number - 1, nan)
-            cross = self.settings.get("evaluate.cross", False)
-            self.done.append(measure_round(number, events, cross, took))
+            self.done.append(measure_round(number, events, self._cross, took))
         self.events += [each for each in new if each.verb != "evaluate"]
         return new
+
+    @cached_property
+    def _cross(self) -> bool | str:
+        with suppress(SettingsError):  # settings of other versions may not parse
+            return strategy_of(Settings.parse(self.settings)).cross
+        return self.settings.get("evaluate.cross", False)
 
     def expected_hospitals(self, number: int) -> int:
         """The number of hospitals that are expected to train in a round."""

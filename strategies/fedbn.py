@@ -19,3 +19,4 @@ class FedBN(FedAvg):
     """FedAvg with the learner that keeps BatchNorm layers at the hospital."""
 
     learner = "fedbn"
+    keeps_layers = True

@@ -55,6 +55,7 @@ class Sums(Strategy):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.own = settings.section("sums", SumsSettings)
+        self.keeps_layers = self.own.kappa != 0
         frozen = settings.train.freeze
         require(frozen == "body", "train.freeze", frozen, "body with strategy 'sums'")
 

@@ -35,6 +35,8 @@ class Strategy(ABC):
     # Whether each hospital's first model has initial weights of its own; else all start from the
     # same weights
     own_start = False
+    # Whether a hospital's model has layers that never leave: then no other hospital tests it
+    keeps_layers = False
     tests_every_visit = False  # whether the one model is tested after each visit of the round
     # Whether a hop ends when all its visits have ended. Else the method plans again after each
     # delivery, and `is_over` ends a round.
@@ -61,6 +63,11 @@ class Strategy(ABC):
         fits = not (settings.enrolment and settings.own_streams)
         allowed = "empty with a task-order or task-spread that gives hospitals their own tasks"
         require(fits, "enrolment", settings.enrolment, allowed)
+
+    @property
+    def cross(self) -> bool | str:
+        """`evaluate.cross`, or False if no model is tested at other hospitals."""
+        return False if self.keeps_layers else self.settings.evaluate.cross
 
     def check(self, *, sealed: bool) -> None:
         """Refuse a run that this method cannot do, before the run starts.

@@ -3,7 +3,7 @@ import errno
 import json
 import os
 from dataclasses import asdict, replace
-from math import nan
+from math import isfinite, nan
 from time import monotonic, time
 
 import numpy as np
@@ -15,6 +15,7 @@ from pydantic_core import to_json
 from server_app import results as module
 from server_app.results import Results
 from server_app.summary import Record, measure_round, summarise
+from server_app.watch import Followed
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
@@ -28,6 +29,31 @@ from tests.fakes import settings
 @pytest.fixture
 def results(tmp_path):
     return Results.open(settings(output_dir=str(tmp_path)))[0]
+
+
+ON_FEATURES = {"strategy": "sums", "train__freeze": "body"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "everywhere"),
+    [
+        ({"strategy": "fedbn"}, False),
+        ({**ON_FEATURES, "sums__kappa": -1}, False),
+        ({**ON_FEATURES, "sums__kappa": 0}, True),
+        ({"strategy": "fedavg"}, True),
+    ],
+)
+def test_a_model_with_layers_that_stay_has_no_figure_everywhere(
+    chosen, everywhere, tmp_path, events
+):
+    results = Results.open(settings(output_dir=str(tmp_path), **chosen))[0]
+    run(results, events)
+    summary = results.finish(at(results, "A", "B"))
+    assert isfinite(summary.personalized_accuracy)
+    assert isfinite(summary.federation_accuracy) is everywhere
+    followed = Followed.open(results.path)
+    followed.look()
+    assert isfinite(followed.done[-1].figures["federation_accuracy"]) is everywhere
 
 
 def raise_(error):
