@@ -136,9 +136,10 @@ class Followed:
 
     @cached_property
     def _cross(self) -> bool | str:
+        chosen: bool | str = self.settings.get("evaluate.cross", False)
         with suppress(SettingsError):  # settings of other versions may not parse
-            return strategy_of(Settings.parse(self.settings)).cross
-        return self.settings.get("evaluate.cross", False)
+            chosen = strategy_of(Settings.parse(self.settings)).cross
+        return chosen
 
     def expected_hospitals(self, number: int) -> int:
         """The number of hospitals that are expected to train in a round."""
