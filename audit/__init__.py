@@ -8,6 +8,7 @@ the same report (report.py).
     buffer.py       do synthetic images reveal the training images of the generator?
     model.py        does a model reveal its training images?
     embeddings.py   do embeddings reveal their images, and their content?   (decoders)
+    sums.py         do sums of features reveal their images?
     membership.py   the success of an attack, beside a control
     epsilon.py      the lower bound on ε that an attack proves
 

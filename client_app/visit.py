@@ -44,7 +44,7 @@ def train_here(message: Message, context: Context) -> Message:
     Raises:
         ParcelError: A parcel or a buffer is refused, for example by the learner.
         UselessError: The model is of no use on arrival.
-        DivergedError: Training has blown up.
+        DivergedError: Training has diverged.
         DeadlineError: The deadline has passed.
         PolicyError: The policy allows no such model, no more visits today, or no such large leak
             about training members.

@@ -6,7 +6,7 @@ class ModelError(ValueError):
 
 
 class DivergedError(ArithmeticError):
-    """Training blew up; its result is of no use."""
+    """Training diverged; its result is of no use."""
 
 
 class DeadlineError(TimeoutError):

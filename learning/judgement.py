@@ -4,7 +4,7 @@ The loss of a model is the 90 % quantile of the cross-entropy over some images. 
 nor one odd batch decides.
 
 An arriving model is of no use if its loss is above `HOPELESS` times the loss of guessing. A visit
-has blown up if its loss is above `WORSE` times the loss of guessing and of the received model.
+has diverged if its loss is above `WORSE` times the loss of guessing and of the received model.
 """
 
 from math import inf, log

@@ -55,7 +55,7 @@ def pack_network(
 
 def _check_converged(state: Mapping[str, Tensor]) -> None:
     if flaw := flaw_of(numpy_arrays(state)):
-        raise DivergedError(f"Training blew up: {flaw}. Lower train.learning-rate.")
+        raise DivergedError(f"Training diverged: {flaw}. Lower train.learning-rate.")
 
 
 def numpy_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def use_seed(rng: np.random.Generator) -> Iterator[None]:
-    """Inside, torch's global generators are seeded from `rng`; afterwards they are as before."""
+    """Seed torch's global generators from `rng` in this context; then restore them."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         # Without a GPU `torch.manual_seed` is slow: it records the caller's stack.
         seed = (
@@ -23,7 +23,7 @@ def use_seed(rng: np.random.Generator) -> Iterator[None]:
 
 
 class ZeroDraws(TorchDispatchMode):
-    """Inside, initialisers write zeros where they would draw random numbers.
+    """In this context initialisers write zeros instead of random numbers.
 
     Drawing takes most of the time of building a network: 75 of 90 ms for a resnet18 on one core.
     """
@@ -36,7 +36,7 @@ class ZeroDraws(TorchDispatchMode):
 
 
 class NoMemory(TorchFunctionMode):
-    """Inside, weights get their shapes and no memory: they are on the device `meta`.
+    """In this context weights get their shapes and no memory: they are on the device `meta`.
 
     With `torch.device("meta")` torchvision's RegNets cannot compute their widths.
     """

@@ -97,7 +97,8 @@ def train(
 def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Generator) -> Tensor:
     """The images of an epoch, int64 [n] on the CPU: each once, in random order.
 
-    With `train.class-balance` = "sampler", n draws with replacement, any class as likely.
+    With `train.class-balance` = "sampler" they are n draws with replacement, in which each class
+    is equally likely.
     """
     if settings.class_balance == "sampler":
         chances = class_weights(labels)[labels].cpu()

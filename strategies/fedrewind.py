@@ -135,21 +135,21 @@ class FedRewind(Strategy):
         return {hospital: models[place] for hospital, place in drawn.items()}
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """As the base does."""
+        """Ask the base method."""
         self.base.start(state, newcomers)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """As the base does."""
+        """Ask the base method."""
         self.base.arrived(state, visit, trained)
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
-        """As the base does."""
+        """Ask the base method."""
         self.base.check_memory(memory, layout)
 
     def finish_round(self, state: State) -> None:
-        """As the base does."""
+        """Ask the base method."""
         self.base.finish_round(state)
 
     def holders(self, state: State) -> Mapping[str, str]:
-        """As the base does."""
+        """Ask the base method."""
         return self.base.holders(state)

@@ -26,7 +26,7 @@ from strategies.protocol.keys import read_key
 
 @dataclass(frozen=True)
 class Member:
-    """The public half of an identity."""
+    """The public keys of an identity."""
 
     signing: Ed25519PublicKey
     writing: X25519PublicKey
@@ -101,7 +101,7 @@ class Identity:
 
     @property
     def member(self) -> Member:
-        """The public half."""
+        """The public keys."""
         return Member(self.signing.public_key(), self.reading.public_key())
 
 

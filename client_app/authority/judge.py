@@ -52,7 +52,7 @@ class Judge:
         """Refuse to hand on the model if training has spoilt it.
 
         Raises:
-            DivergedError: Training has blown up.
+            DivergedError: Training has diverged.
         """
         request = self.request
         with request.clock.measure("evaluate"):
@@ -62,6 +62,7 @@ class Judge:
         if flaw:
             rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate
             raise DivergedError(
-                f"Training at '{request.hospital.name}' in round {request.order.round} blew up and "
-                f"nothing of it was sent: {flaw}. Lower train.learning-rate there (it is {rate:g})."
+                f"Training at '{request.hospital.name}' in round {request.order.round} diverged "
+                f"and nothing of it was sent: {flaw}. Lower train.learning-rate there (it is "
+                f"{rate:g})."
             )

@@ -1,6 +1,7 @@
 """A hospital's data: the only package of the app that opens a data file.
 
-Each data set has one file with its loader, and one line in `DATASETS`.
+Each data set has one file with its loader, and one line in `DATASETS`. server_app/check.py has the
+same names, because a server imports no code of a hospital.
 """
 
 import hashlib

@@ -53,7 +53,7 @@ class DERpp(Learner):
         return self.replay_loss(batch, self.model(draws.view(batch.images)), draws)
 
     def replay_loss(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
-        """Eq. 6, from the logits [N, K] of a batch, which is then offered to the reservoir."""
+        """The loss of Eq. 6 from a batch and its logits [N, K]; keeps images of the batch."""
         loss = self.cross_entropy(logits, batch.labels)
         if len(self.reservoir):
             loss = loss + self.replay_term(draws)

@@ -34,7 +34,7 @@ class FedER(Learner):
         self.replay = buffers[0] if buffers and self.own.replay_weight > 0 else None
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 5, for a batch [N] and N random images of the buffer."""
+        """The loss of Eq. 5, for a batch [N] and N random images of the buffer."""
         if self.replay is None:
             return super().observe(batch, draws)
         both = concatenate([batch, draws.draw(self.replay, len(batch))])

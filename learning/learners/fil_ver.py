@@ -63,7 +63,7 @@ class _EmbeddingLearner(Learner):
 
 
 class Encoding(_EmbeddingLearner):
-    """Eq. 9: the encoder and a classifier, on the images of the first task."""
+    """The loss of Eq. 9, for the encoder and a classifier on the images of the first task."""
 
     archive = "filver.pretrain"
 
@@ -118,7 +118,7 @@ def encode(network: EmbeddingNetwork, samples: Samples) -> Samples:
 
 
 def draw(embeddings: Tensor, draws: Draws) -> Tensor:
-    """Eq. 4: [N, 2, d], which are µ and log σ -> z [N, d]; [N, 1, d] is z already."""
+    """Draw z [N, d] by Eq. 4 from µ and log σ, [N, 2, d]; [N, 1, d] is z already."""
     if embeddings.shape[1] == 1:
         return embeddings[:, 0]
     means, log_sigmas = embeddings.unbind(dim=1)

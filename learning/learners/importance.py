@@ -14,7 +14,7 @@ FISHER_IMAGES = 256  # enough for an estimate; the gradients of single images ta
 
 
 class SynapticIntelligence:
-    """The part of each parameter in the lower loss of a visit, relative to its movement.
+    """The share of each parameter in the decrease of the loss, over its squared change.
 
     Zenke et al., "Continual learning through synaptic intelligence", ICML 2017, arXiv:1703.04200,
     Eq. 3 to 5. With g the gradient of the task's loss alone, over the steps t of one visit:

@@ -115,6 +115,6 @@ class LwF(Learner):
 
 
 def distillation(logits: Tensor, before: Tensor) -> Tensor:
-    """Eq. 2 to 4, both [N, c]: the mean over N of − Σ_k p_k log q_k."""
+    """The loss of Eq. 2 to 4 from logits [N, c]: the mean over N of − Σ_k p_k log q_k."""
     targets = (before / TEMPERATURE).softmax(dim=1)
     return functional.cross_entropy(logits / TEMPERATURE, targets)

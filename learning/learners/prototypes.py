@@ -112,7 +112,7 @@ class Pass(Learner):
         return means[drawn] + self.prototypes["radius"] * noise, drawn
 
     def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """A further term, from the features of unturned images; here 0."""
+        """A further term of the loss, from features of images without rotation; here 0."""
         return features.new_zeros(())
 
     @cached_property
@@ -162,7 +162,7 @@ class FedSpace(Pass):
         self.augmented = known[~torch.isin(known, self.classes)]
 
     def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """λ_R L_R, from the features [N, d] of unturned images, and their labels [N]."""
+        """λ_R L_R, from features [N, d] of images without rotation, and their labels [N]."""
         known = _known_classes(self.prototypes)
         if not len(known) or not self.weight:
             return super().extra_loss(features, labels, draws)
@@ -212,7 +212,7 @@ def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
 
 @torch.no_grad()
 def extract_features(network: RotationNetwork, images: Tensor) -> Tensor:
-    """The features [n, d] of unturned images uint8 [n, C, H, W]."""
+    """The features [n, d] of images uint8 [n, C, H, W], without rotation."""
     network.eval()
     parts = images.split(batch_size(images[0].numel()))
     return torch.cat([network.features(part) for part in parts])

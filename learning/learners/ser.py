@@ -119,7 +119,7 @@ def modulate(model: nn.Module) -> SaliencyNetwork:
 
 
 def divergence(wanted: Tensor, seen: Tensor) -> Tensor:
-    """Eq. 2.20, the mean over images with maps [N, H, W], each scaled to a sum of 1."""
+    """The divergence of Eq. 2.20, the mean over maps [N, H, W], each scaled to a sum of 1."""
     s, p = (maps / maps.sum(dim=(1, 2), keepdim=True) for maps in (wanted, seen))
     return (s * (EPSILON + s / (p + EPSILON)).log()).sum(dim=(1, 2)).mean()
 

@@ -148,7 +148,7 @@ class TwF(Learner):
         return chain(self.model.parameters(), self.gates.parameters())
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 2.15, in one pass over a batch [N] and a draw of kept images."""
+        """The loss of Eq. 2.15, in one pass over a batch [N] and a draw of kept images."""
         kept = self.reservoir.draw(self.drawn, draws.generator) if len(self.reservoir) else {}
         images, masks = draws.view(batch.images), []
         tasks = torch.full_like(batch.labels, self.task)

@@ -89,7 +89,7 @@ class Gates(nn.Module):
         return logits
 
     def channel(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """Eq. 2.11: [N, C]."""
+        """The logits [N, C] of the channel gates, by Eq. 2.11."""
         pooled = features.mean(dim=(2, 3))
         first, second, rest = (linear(pooled, tasks) for linear in self.linear)
         first_norm, second_norm = self.norms
@@ -98,7 +98,7 @@ class Gates(nn.Module):
         return attended
 
     def spatial(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """Eq. 2.10: [N, 1, H, W]."""
+        """The logits [N, 1, H, W] of the spatial gates, by Eq. 2.10."""
         layers = list(zip(self.convolutions, self.spatial_norms, strict=True))
         for convolution, norm in layers[:-1]:
             features = norm(convolution(features), tasks).relu()
@@ -119,7 +119,7 @@ def sample_gates(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def diversity(gates: Tensor) -> Tensor:
-    """Eq. 2.12 for one point, a scalar: how alike gates [N, C, H, W] of different images are.
+    """The likeness of gates [N, C, H, W] of different images at one point, a scalar (Eq. 2.12).
 
     1/N Σ_j log( 1/N Σ_k e^{g_j·g_k / T} ) − g_j·g_j / T,      g = GAP(M) / ‖GAP(M)‖,  T = 2
     """
@@ -129,10 +129,11 @@ def diversity(gates: Tensor) -> Tensor:
 
 
 def distance(student: Tensor, teacher: Tensor, gates: Tensor) -> Tensor:
-    """Eq. 2.8 for one point, a scalar, from features before the non-linearity, all [N, C, H, W].
+    """The distance of Eq. 2.8 at one point, a scalar. All arguments are [N, C, H, W].
 
-    The margin of ReLU_m is the mean of a channel's negative values in the batch. Features have a
-    norm of 1 over the space of each channel. A value counts 0 if it is at most 0 at the teacher
+    Features are those before the non-linearity. The margin of ReLU_m is the mean of a channel's
+    negative values in the batch. Features have a norm of 1 over the space of each channel. A value
+    counts 0 if it is at most 0 at the teacher
     and no greater at the student (Heo et al., arXiv:1904.01866). The squares are summed over
     channels, and averaged over space and images.
     """

@@ -1,7 +1,7 @@
 """The whole network behind a head on features: a frozen body, features of length 1, and the head.
 
-A run with `train.freeze = "body"` hands on heads. What is kept, exported or applied to images is
-the whole network, which takes bytes like any other.
+A run with `train.freeze = "body"` hands on heads. A hospital keeps, exports and applies the whole
+network, which takes bytes like any other.
 """
 
 from collections.abc import Sequence

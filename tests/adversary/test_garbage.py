@@ -91,7 +91,7 @@ def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, str
             "hospital-1",
             # Without rounds an order has the number of its visit.
             "in round " if strategy == "asynchronous" else f"round {failure['round']}",
-            "blew up",
+            "diverged",
             "Lower train.learning-rate",
         ):
             assert word in failure["reason"]
