@@ -28,6 +28,7 @@ hypothesis.settings.load_profile("busy")
 # These files wait most, for processes of their own: they begin first.
 WAITING = (
     "tests/deploy/test_kills.py",
+    "tests/deploy/test_failures.py",
     "tests/deploy/test_relay.py",
     "tests/deploy/test_watch.py",
     "tests/test_docs.py",

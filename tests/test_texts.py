@@ -151,6 +151,14 @@ def test_a_claim_has_figures_of_its_page():
         assert {*number.findall(figure)} <= {*figures}, claim
 
 
+def test_the_page_of_failures_names_tests_that_are_there():
+    text = (ROOT / "docs" / "failures.md").read_text("utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) == text.count("::") - 1  # the page explains how tests are named
+    for file, name in named:
+        assert f"def test_{name}(" in (ROOT / file).read_text("utf-8"), name
+
+
 @pytest.mark.slow
 def test_docstrings_and_comments_name_what_is_there():
     missing = {

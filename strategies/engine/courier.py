@@ -130,7 +130,10 @@ class _Outstanding(Generic[AboutT]):
     def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
         """Check an answer, and make its delivery."""
         if reply.has_error():
-            return self.fail(*_failure_of(reply.error, simulates), seconds)
+            failure, reason = _failure_of(reply.error, simulates)
+            if failure is Failure.TIMEOUT:  # Flower's own text does not name the limit
+                return self.time_out(seconds)
+            return self.fail(failure, reason, seconds)
         try:
             check_answer(self.letter.verb, reply.content)
         except UndeclaredError as error:
@@ -139,6 +142,11 @@ class _Outstanding(Generic[AboutT]):
 
     def fail(self, failure: Failure, reason: str, seconds: float) -> Delivery[AboutT]:
         return Delivery(self.letter, RecordDict(), failure, reason, seconds, self.bytes_sent)
+
+    def time_out(self, seconds: float) -> Delivery[AboutT]:
+        """The delivery of a message that the hospital has not answered in time."""
+        reason = f"No answer within {self.letter.limit:g} seconds ({self.letter.setting})."
+        return self.fail(Failure.TIMEOUT, reason, seconds)
 
 
 class Courier:
@@ -322,8 +330,7 @@ class Exchange(Generic[AboutT]):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
                 self._end(message_id)
-                reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
-                yield sent.fail(Failure.TIMEOUT, reason, seconds)
+                yield sent.time_out(seconds)
 
     def _end(self, message_id: str) -> _Outstanding[AboutT] | None:
         """Remove a message from those under way, and return it; None if it is unknown."""

@@ -77,6 +77,14 @@ def test_failures_are_typed_and_hold_nobody_up(handler, failure):
     assert deliveries[2].failure is None
 
 
+def test_a_missed_answer_names_its_limit_whoever_noticed():
+    deliveries = carry({1: lambda m: failing(m, 3, "Message Unavailable")}, to=[1])
+    assert (
+        deliveries[0].reason
+        == f"No answer within {deliveries[0].letter.limit:g} seconds (hop-timeout)."
+    )
+
+
 def test_a_hospital_that_is_not_connected_is_gone():
     (delivery,) = carry({1: answer}, to=[2])
     assert delivery.failure == Failure.GONE

@@ -1,0 +1,131 @@
+"""Failures between machines: the network splits, and a hospital runs twice."""
+
+import json
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from deploy.demo import DEPLOY, background, hospitals, server, write_images
+
+SETTINGS = (
+    "strategy='cwt' model='mlp' num-server-rounds=4 train.epochs=1 min-hospitals=1 seed=1 "
+    "hop-timeout=30 evaluate.every=4"
+)
+
+
+class Network:
+    """A way to an address that can be cut.
+
+    Attributes:
+        address: Connections to this address reach the other one.
+    """
+
+    def __init__(self, address):
+        host, port = address.split(":")
+        self._far = host, int(port)
+        self._whole, self._ends = True, []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        self._whole = False
+        self._end()
+
+    def mend(self):
+        self._whole = True
+
+    def close(self):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._end()
+
+    def _end(self):
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                if not self._whole:
+                    near.close()
+                    continue
+                far = socket.create_connection(self._far)
+                self._ends += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source, target):
+        with suppress(OSError), source, target:
+            while content := source.recv(65536):
+                target.sendall(content)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def running(folder):
+    """A run on the server in `folder`; yields what returns its events so far."""
+    command = [*DEPLOY, "run", folder / "server", "--run-config"]
+    with (folder / "run.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, f"{SETTINGS} output-dir='{folder}/runs'"], stdout=log, stderr=log
+        )
+
+    def visits():
+        assert process.poll() in (None, 0), (folder / "run.log").read_text()
+        events = [
+            json.loads(line)
+            for path in folder.glob("runs/*/metrics.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        return [each for each in events if each["verb"] == "train"]
+
+    yield visits
+    assert process.wait() == 0, (folder / "run.log").read_text()
+
+
+def wait_for(what, seconds=300):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
+    """Wien is cut off during a run and comes back; a copy of Linz starts beside Linz."""
+    write_images(tmp_path / "images")
+    with server(tmp_path) as address:
+        network = Network(address)
+        own = {"wien": ("--server", network.address)}
+        names = ("linz", "wien")
+        here = hospitals(tmp_path, address, own=own, names=names)
+        with here, running(tmp_path) as visits:
+            wait_for(visits)
+            network.cut()
+            linz, twin = tmp_path / "linz", tmp_path / "twin"
+            for part in ("approved", "store/linz"):
+                shutil.copytree(linz / part, twin / part)
+            for part in ("linz.key", "ca.crt"):
+                shutil.copy2(linz / part, twin)
+            options = ("--server", address, "--name", "linz", "--members", tmp_path / "members")
+            folders = ("--data-dir", tmp_path / "images/linz", "--store-dir", twin / "store")
+            with background(tmp_path, "supernode", twin, *options, *folders, log="twin"):
+                wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
+            wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
+            network.mend()
+        network.close()
+    (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
+    assert summary["status"] == "completed with failures"
+    failed = [each for each in visits() if each["outcome"] != "ok"]
+    assert {each["hospital"] for each in failed} == {"wien"}
+    assert {each["outcome"] for each in failed} <= {"timeout", "gone"}
+    assert "can be reached again" in (tmp_path / "wien.log").read_text()
+    assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
