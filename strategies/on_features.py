@@ -3,7 +3,7 @@
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import require
 
-# Learners that need layers, turned images or a saliency of images.
+# Learners that need layers, rotated images or a saliency of images.
 NEED_IMAGES = {"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"}
 GANS: set[str] = set()  # values of `gan.method` whose buffers are features
 

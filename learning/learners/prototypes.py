@@ -11,9 +11,9 @@ mean of f over class c (its prototype) and r the spread of f around it, a step m
 
 PASS uses the hospital's own prototypes, of all classes that it has seen. FedSpace uses those of the
 server (strategies/fedspace.py) as soon as there are any. Its second term has only classes outside
-of the present task. L_R draws the features of a class together. z are the N features of unturned
-images and B features p_c + r ε, scaled to length 1. P_c are the z of class c. With
-s_ij = e^{z_i z_j} / Σ_{k ≠ i} e^{z_i z_k}:
+of the present task. L_R draws the features of a class together. z are the features of the N
+images that are not rotated, and B features p_c + r ε, scaled to length 1. P_c are the z of class c.
+With s_ij = e^{z_i z_j} / Σ_{k ≠ i} e^{z_i z_k}:
 
     L_R = −1/(N + B) Σ_c Σ_{i ∈ P_c} 1/(|P_c| − 1) Σ_{j ∈ P_c, j ≠ i} log s_ij
 
@@ -54,7 +54,7 @@ REWIND = 2  # the leg at another hospital (strategies/fedrewind.py)
 
 
 class Pass(Learner):
-    """Cross-entropy of turned images, and of features around the hospital's own prototypes."""
+    """Cross-entropy of rotated images, and of features around the hospital's own prototypes."""
 
     tables: tuple[tuple[str, type], ...] = (("pass", PrototypeSettings),)
     own: PrototypeSettings
@@ -70,7 +70,7 @@ class Pass(Learner):
         """Find the classes that the hospital has seen, and the prototypes.
 
         Raises:
-            ModelError: The network has no outputs for turned images.
+            ModelError: The network has no outputs for rotated images.
             ParcelError: The kept prototypes have features of another network.
         """
         self.network = as_rotation_network(self.model)
@@ -136,7 +136,7 @@ class Pass(Learner):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without outputs for turned images."""
+        """Refuse a network without outputs for rotated images."""
         as_rotation_network(model)
 
 
@@ -179,7 +179,7 @@ class FedSpace(Pass):
 
 
 def as_rotation_network(model: nn.Module) -> RotationNetwork:
-    """The network, as one with outputs for turned images.
+    """The network, as one with outputs for rotated images.
 
     Raises:
         ModelError: The network has no such outputs.

@@ -2,7 +2,7 @@
 
 Zhu et al., "Prototype augmentation and self-supervision for incremental learning", CVPR 2021: a
 body gives the features of an image, and a linear layer of 4K outputs follows. Output 4y + k is
-class y turned by k quarters. `forward` gives [N, K], the outputs 4y for unturned images. Learners
+class y rotated by k quarters. `forward` gives [N, K], the outputs 4y: without rotation. Learners
 that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
 """
 

@@ -106,7 +106,7 @@ def judge_home(
     yield from compare_largest_class([best])
     if at_chance:
         count, least = f"{len(at_chance)} of {len(others)} other models", worst_pair(at_chance)
-        text = f"Not shown to be better than chance here: {count}; worst {pair(least)}."
+        text = f"Not shown to be better than chance here: {count}; the worst is {pair(least)}."
         yield verdict("bad", text)
     yield from few_images(best | best["balanced_accuracy"], [best])
     yield from missed_classes([best], capital(model_name(best)), learnt=True)

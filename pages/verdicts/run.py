@@ -106,7 +106,7 @@ def _compare_chance(
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
         of_all = "estimated for all pairs" if "sampled" in mean else "on average"
-        text += f" {of_all}; worst {pair(least)}"
+        text += f" {of_all}; the worst is {pair(least)}"
     if isfinite(same):
         text += f". Always the same answer gives {same:.3f}"
     if silent:

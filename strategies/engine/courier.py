@@ -70,7 +70,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Not available, as `set_run`."""
+        """Not available: the courier does not use it."""
         raise NotImplementedError
 
     def create_message(self, *_: object, **__: object) -> Message:

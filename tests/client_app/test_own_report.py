@@ -527,7 +527,7 @@ def test_no_check_mark_while_a_model_at_home_is_at_chance(at_chance):
     said = [*sentences(PAST, rows)]
     assert "good" not in [judgement for judgement, _ in said]
     (text,) = [text for _, text in said if text.startswith("Not shown to be better than chance")]
-    assert f"1 of 1 other models; worst {at_chance:.3f}" in text
+    assert f"1 of 1 other models; the worst is {at_chance:.3f}" in text
     assert "'m1' at graz" in text
 
 

@@ -158,7 +158,7 @@ def test_what_hospitals_hold_comes_first_and_everything_else_second():
     assert away_from_home == "bad"
     assert everywhere.startswith("Everywhere: in 2 of 4 tested pairs of model and hospital")
     assert "balanced accuracy 0.400" in everywhere
-    assert "worst 0.150 (0.100 to 0.200), 'A' at B, where it is inverted" in everywhere
+    assert "the worst is 0.150 (0.100 to 0.200), 'A' at B, where it is inverted" in everywhere
     assert "(AUROC 0.286 (0.200 to 0.370))" in everywhere
 
 
@@ -176,7 +176,7 @@ def test_nothing_of_the_run_is_good_while_a_held_model_is_at_chance(held, gain):
     first = summary.worth[0]
     assert (first["hospital"], first["model"]) == ("B", "B")
     assert first["text"].startswith("At 1 of 2 hospitals")
-    assert f"worst {sum(held) / 2:.3f}" in first["text"]
+    assert f"the worst is {sum(held) / 2:.3f}" in first["text"]
     assert "'B' at B, where chance is 0.500" in first["text"]
     (row,) = [row for row in summary.assessments if row["model"] == row["hospital"] == "B"]
     assert not isinstance(compared_cell(row), Marked)
