@@ -4,7 +4,7 @@ The attacker sees the hospital's own sums (learning/sums.py), which masks hide f
 is the worst case. With the sums n_c, s_c and G_c of class c, an image with features z gets a score
 by
 
-- difference: the attacker knows the images of all other patients. What remains of the sums is the
+- difference: the attacker knows the images of all other patients. The rest of the sums is the
   part s, G of one patient, with the noise. The score is a² s · z + b² zᵀ G z, where noise has the
   deviations 1/a and 1/b. Others are scored against the part of the same patient;
 - span: minus the squared distance of z to the first n_c eigenvectors of G_c. The features of a

@@ -3,7 +3,9 @@
 The runs of one method differ only in `seed` and `fold`. Two methods are compared over the seeds
 that both have. A seed fixes the partition and the split of the images, so both methods have used
 the same images. With d_s the difference at seed s between the means over hospitals and folds, the
-interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n, clipped to possible differences.
+interval is Student's (Biometrika 6, 1908), clipped to possible differences:
+
+    mean(d) ± t_{0.975, n−1} · std(d) / √n
 Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7.
 
 Seeds are the units because only they are independent repetitions: hospitals and folds of one seed

@@ -19,7 +19,7 @@ and becomes a share of three digits. All that leaves follows from these shares, 
 change of a table by one image, in Euclidean length: √2 for the answers, where one cell loses the
 image and another gains it; 1 and √(K − 1) for the next two tables, with K classes; 2 for the bins;
 and 2/n for the calibration error of n images. So all tables of any D models together separate two
-cases of one patient by TOLD standard deviations or less.
+cases of one patient by TOLD standard deviations or less (arXiv:1905.02383).
 
 An operating point is chosen on training images (`Disclosure.training_rows`). In a deployment its
 counts have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single

@@ -40,7 +40,8 @@ def _check_point(raw: bytes) -> None:
     """Refuse 32 bytes that are not a point of Ed25519's curve, or are a point of small order.
 
     For a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or the
-    doubled point has y = 0. By the curve's equation the latter is D y⁴ + 2 y² - 1 = 0.
+    doubled point has y = 0. By the curve's equation (RFC 8032, section 5.1) the last case is
+    D y⁴ + 2 y² - 1 = 0.
 
     Raises:
         ValueError: The bytes are refused.
