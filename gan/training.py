@@ -70,7 +70,9 @@ def train_gan(
     """
     size = tuple(examples.images.shape[2:])
     if size != (preset.resolution, preset.resolution):
-        raise ValueError(f"Images of {size} pixels for a GAN of {preset.resolution}: resize them.")
+        raise ValueError(
+            f"Resize the images: they have {size} pixels, the GAN {preset.resolution}."
+        )
     images = f"images {examples.fingerprint}"
     made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
     first_phase = (examples.classes, preset, judged_by, seed)

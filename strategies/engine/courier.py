@@ -188,7 +188,7 @@ class Courier:
         list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
             named = join_names([names.get(node, f"node {node}") for node in sorted(silent)])
-            log(WARNING, "Connected, but without an answer, and skipped: %s", named)
+            log(WARNING, "Connected hospitals that do not answer are skipped: %s", named)
         return connected & self.answering
 
     def live(self, node: int, about: AboutT, hospital: str) -> Letter[AboutT]:

@@ -321,7 +321,7 @@ def test_the_folder_of_another_training_is_refused(train):
 
 
 def test_images_of_another_size_are_refused(train):
-    with pytest.raises(ValueError, match=r"Images of \(4, 4\) pixels for a GAN of 8"):
+    with pytest.raises(ValueError, match=r"they have \(4, 4\) pixels, the GAN 8"):
         train(torch.zeros(7, 1, 4, 4, dtype=torch.uint8))
 
 
