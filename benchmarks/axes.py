@@ -1,7 +1,7 @@
 r"""Writes the images of sweeps along an axis, on which methods degrade, and plots a sweep.
 
     uv run python -m benchmarks.axes images ~/axes --data <folder with mnist.npz and skin/>
-    uv run python -m benchmarks.reproduce axes --data ~/axes --output ~/classes --workers 2 \
+    uv run fedhandoff reproduce axes --data ~/axes --output ~/classes --workers 2 \
         --vary "dataset=npz:{data}/classes-1.npz,npz:{data}/classes-2.npz,npz:{data}/classes-5.npz"
     uv run python -m benchmarks.axes plot ~/classes dataset --to classes.svg
 

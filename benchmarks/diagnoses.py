@@ -1,7 +1,7 @@
 """Writes folders of the five skin centres with the seven diagnoses of HAM10000 as classes.
 
     uv run python -m benchmarks.diagnoses ~/diagnoses --data <folder with skin/>
-    uv run python -m benchmarks.reproduce five_centres --data ~/diagnoses --output ~/five-diagnoses
+    uv run fedhandoff reproduce five_centres --data ~/diagnoses --output ~/five-diagnoses
 
 In a centre's manifest.csv the `label` is melanoma or not, and `diagnosis` is the diagnosis. In the
 folders written here, the diagnosis is the label. Actinic keratoses (AK) and squamous cell

@@ -1,7 +1,7 @@
 """Draws chest X-rays of two departments, for machines without the real ones.
 
     uv run python -m benchmarks.phantoms ~/phantoms
-    uv run python -m benchmarks.reproduce two_hospitals \
+    uv run fedhandoff reproduce two_hospitals \
         --data ~/phantoms/montgomery,~/phantoms/shenzhen --workers 2
 
 Each class, `normal` and `tb`, has as many images as in the tuberculosis sets of Montgomery and

@@ -2,9 +2,9 @@
 
 The table is one of benchmarks/, or your own file.
 
-    uv run python -m benchmarks.reproduce feder_digits
-    uv run python -m benchmarks.reproduce ~/own.toml --seeds 0,1,2,3,4
-    uv run python -m benchmarks.reproduce --vary strategy=cwt,feder --vary train.epochs=1,3
+    uv run fedhandoff reproduce feder_digits
+    uv run fedhandoff reproduce ~/own.toml --seeds 0,1,2,3,4
+    uv run fedhandoff reproduce --vary strategy=cwt,feder --vary train.epochs=1,3
 
 A table is a TOML file. It needs `rows`, and each row needs a `name`; all else is optional:
 
@@ -26,15 +26,12 @@ A table is a TOML file. It needs `rows`, and each row needs a `name`; all else i
                                            # at the top names the source if it is not the paper
 
 A completed run is not done again, so an interrupted table goes on where it stopped. GANs are
-trained once: all runs share a store in the output folder. `python -m server_app compare` says how
+trained once: all runs share a store in the output folder. `fedhandoff compare` says how
 certain the differences between rows are.
 """
 
-import argparse
 import csv
 import re
-import shlex
-import sys
 import tempfile
 import time
 import tomllib
@@ -150,60 +147,47 @@ class Table:
         return [Repeat(seed, self.folds, fold) for seed in self.seeds for fold in folds]
 
 
-def main() -> None:
-    """Do the missing runs, then print the table and write it to a file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce")
-    parser.add_argument(
-        "table", nargs="?", help="the name of a table in benchmarks/, or your own TOML file"
-    )
-    parser.add_argument(
-        "--data",
-        type=_folders,
-        default=[],
-        help="the folder for {data} in the table's settings; for {images}, the folders "
-        "or manifests of all hospitals, with commas",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="the folder for runs and table (default: ~/fedhandoff/benchmarks/<name>)",
-    )
-    parser.add_argument("--rows", help="the names of some rows, with commas (default: all rows)")
-    parser.add_argument(
-        "--seeds", type=_numbers, help="seeds instead of the table's, such as 0,1,2"
-    )
-    parser.add_argument("--hospitals", type=int, help="a number instead of the table's")
-    parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,...",
-        help="a setting with values: each row is run with each value; without a table, the default "
-        "settings are run with each value",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=0,
-        help="the number of warm processes, which replace Flower's engine: the figures are the "
-        "same, and come sooner",
-    )
-    arguments = parser.parse_args()
-    try:
-        described = read_table(arguments.table, arguments.vary)
-        changes = {"seeds": arguments.seeds, "hospitals": arguments.hospitals}
-        described |= {key: value for key, value in changes.items() if value}
-        table = check_table(described, arguments.data)
-        table = replace(table, rows=choose(table, arguments.rows))
-        name = Path(arguments.table or "sweep").stem
-        output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / name
-        output = output.expanduser().resolve()
-        for row in table.rows:
-            _check_here(row, table.repeats[0], output)
-            if row.losses != NONE and not arguments.workers:
-                raise TableError(f"Row '{row.name}' loses visits, which needs --workers.")
-    except (TableError, SettingsError) as error:
-        parser.error(str(error))
+def reproduce(
+    name: str | None,
+    data: Sequence[Path],
+    output: Path | None,
+    rows: str | None,
+    seeds: Sequence[int] | None,
+    hospitals: int | None,
+    vary: Sequence[str],
+    workers: int,
+    command: str,
+) -> bool:
+    """Do the missing runs of a table, then print the table and write it to a file.
+
+    Args:
+        name: As in `read_table`.
+        data: As in `check_table`.
+        output: The folder for runs and table; None = ~/fedhandoff/benchmarks/<name>.
+        rows: As in `choose`.
+        seeds: Seeds instead of the table's.
+        hospitals: A number instead of the table's.
+        vary: As in `read_table`.
+        workers: The number of warm processes; 0 = Flower's engine.
+        command: The command that repeats the table, as it is written there.
+
+    Returns:
+        Whether all runs are completed now.
+
+    Raises:
+        TableError, SettingsError: The table or a setting cannot be used.
+    """
+    described = read_table(name, vary)
+    changes = {"seeds": seeds, "hospitals": hospitals}
+    described |= {key: value for key, value in changes.items() if value}
+    table = check_table(described, data)
+    table = replace(table, rows=choose(table, rows))
+    usual = Path.home() / "fedhandoff" / "benchmarks" / Path(name or "sweep").stem
+    output = (output or usual).resolve()
+    for row in table.rows:
+        _check_here(row, table.repeats[0], output)
+        if row.losses != NONE and not workers:
+            raise TableError(f"Row '{row.name}' loses visits, which needs --workers.")
 
     output.mkdir(parents=True, exist_ok=True)
     store = {"XDG_DATA_HOME": str(output / "store")}
@@ -219,28 +203,19 @@ def main() -> None:
         def warm() -> Workers:
             """The warm processes of all runs; the first run starts them."""
             log = running.enter_context((output / "log.txt").open("a", encoding="utf-8"))
-            return running.enter_context(Workers(arguments.workers, store, log))
+            return running.enter_context(Workers(workers, store, log))
 
         def start(output_dir: Path, row: Row, settings: dict[str, Any]) -> Path:
-            if arguments.workers:
+            if workers:
                 return run_warm(warm(), output_dir, row.hospitals, settings, row.losses)
             gpus = min(1.0, len(gpu_names()) / row.hospitals)
             return run(flower(), output_dir, row.hospitals, gpus=gpus, **settings)
 
         complete = run_missing(table, output, start)
-    command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
     text = render(table, output, command)
     (output / "table.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}\nHow sure are the differences? uv run python -m server_app compare {output}")
-    sys.exit(not complete)
-
-
-def _folders(text: str) -> list[Path]:
-    return [Path(each).expanduser().resolve() for each in text.split(",")]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    print(f"\n{text}\nHow sure are the differences? uv run fedhandoff compare {output}")
+    return complete
 
 
 def read_table(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
@@ -670,7 +645,3 @@ def _reasons(summary: Mapping[str, Any]) -> list[str]:
 def read_summary(result: Path) -> dict[str, Any]:
     """summary.json of a result folder."""
     return read_json(result / "summary.json", dict[str, object])
-
-
-if __name__ == "__main__":
-    main()

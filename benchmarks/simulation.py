@@ -85,7 +85,7 @@ def run(
     """Do one run of the app, and wait for its end.
 
     Args:
-        environment: The environment variables that `superlink` yields.
+        environment: The environment variables that `server start` yields.
         output_dir: The folder for the result folder; only this run may write there.
         hospitals: The number of simulated hospitals.
         cpus: Cores for each simulated hospital; this limits the number that work at once.

@@ -63,8 +63,8 @@ def approved_code(folder: Path) -> Path:
     chosen = folder / "approved" / "code"
     if not chosen.is_file():
         raise DeployError(
-            f"{folder} has no approved code: approve this version with `python -m deploy approve "
-            f"{folder}`, and compare its hash with the other hospitals'."
+            f"{folder} has no approved code: approve this version with `fedhandoff hospital "
+            f"approve {folder}`, and compare its hash with the other hospitals'."
         )
     code = chosen.read_bytes().strip().decode("ascii", "replace")
     if not re.fullmatch("[0-9a-f]{64}", code):

@@ -94,10 +94,12 @@ def check_key(path: Path) -> None:
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
         raise DeployError(
             f"{path} cannot be read as a key ({error}): get a backup of it, or make "
-            "another with `python -m deploy key` and have it registered."
+            "another with `fedhandoff hospital key` and have it registered."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeployError(f"{path} is a key of another kind: make one with `python -m deploy key`.")
+        raise DeployError(
+            f"{path} is a key of another kind: make one with `fedhandoff hospital key`."
+        )
 
 
 def end_of(certificate: Path) -> datetime:

@@ -6,7 +6,6 @@ It uses the commands of a real deployment (docs/deployment.md). It prints the fo
 last, and ends with the exit status of the run. All processes are ended, also after Ctrl-C.
 """
 
-import argparse
 import signal
 import socket
 import subprocess
@@ -37,15 +36,19 @@ ASYNCHRONOUS = (
 )
 SLOW = {HOSPITALS[-1]: ("--node-config", "train.batch-size=8")}
 START_UP = 60.0  # seconds to wait until the server is ready
-DEPLOY = [sys.executable, "-m", "deploy"]
+FEDHANDOFF = [sys.executable, "-m", "cli"]
 
 
-def main(arguments: Sequence[str] = ()) -> None:
-    """Start server and hospitals, do a run, and end them."""
-    parser = argparse.ArgumentParser(prog="deploy/demo", description=__doc__)
-    about = f"use queues instead of rounds; {HOSPITALS[-1]} is slow"
-    parser.add_argument("--asynchronous", action="store_true", help=about)
-    asynchronous = parser.parse_args(arguments).asynchronous
+def demonstrate(asynchronous: bool = False) -> None:
+    """Start server and hospitals, do a run, and end them.
+
+    Args:
+        asynchronous: Whether the run has queues instead of rounds; the last hospital is slow.
+
+    Raises:
+        DeployError: The server has not started.
+        SystemExit: A command has failed, or the run has.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
     print(f"All files are below {folder}; the server's log is superlink.log there.", flush=True)
@@ -54,9 +57,7 @@ def main(arguments: Sequence[str] = ()) -> None:
         slow = SLOW if asynchronous else {}
         with server(folder) as address, hospitals(folder, address, own=slow):
             result = run(folder, ASYNCHRONOUS if asynchronous else SETTINGS)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (DeployError, subprocess.CalledProcessError) as error:
+    except subprocess.CalledProcessError as error:
         sys.exit(str(error))
     print(result)
 
@@ -65,9 +66,9 @@ def main(arguments: Sequence[str] = ()) -> None:
 def server(folder: Path) -> Iterator[str]:
     """Run a server with its files in `folder`/server; yields its address for hospitals."""
     address, control = f"127.0.0.1:{free_port()}", free_port()
-    _deploy("authority", folder / "server", "--server", "127.0.0.1")
+    _command("server", "authority", folder / "server", "--name", "127.0.0.1")
     arguments = ["--fleet-address", address, "--control-port", str(control)]
-    with background(folder, "superlink", folder / "server", *arguments) as process:
+    with background(folder, "server", "start", folder / "server", *arguments) as process:
         _wait_for(command_address(address, control), process)
         yield address
 
@@ -87,7 +88,7 @@ def hospitals(
         folder: The folder of `server`.
         address: host:port of the server.
         sealed: Whether they take part in sealed runs, or in open ones.
-        more: Further arguments of `python -m deploy supernode` for all hospitals.
+        more: Further arguments of `fedhandoff hospital start` for all hospitals.
         own: Further arguments for one hospital, by name.
         names: The hospitals, each with its images in `folder`/images/<name>.
     """
@@ -97,23 +98,27 @@ def hospitals(
     with ExitStack() as running:
         for name in names:
             hospital = folder / name
-            _deploy("key", hospital, name)
-            _deploy("approve", hospital)
-            _deploy("register", folder / "server", hospital / f"{name}.pub", "--name", name)
+            _command("hospital", "key", hospital, name)
+            _command("hospital", "approve", hospital)
+            _command(
+                "server", "register", folder / "server", hospital / f"{name}.pub", "--name", name
+            )
             if not sealed:
                 (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
             options = ("--server", address, "--name", name, "--members", members, *paths, *more)
             options += tuple(own.get(name, ()))
-            running.enter_context(background(folder, "supernode", hospital, *options, log=name))
+            running.enter_context(
+                background(folder, "hospital", "start", hospital, *options, log=name)
+            )
         yield
 
 
 def run(folder: Path, settings: str) -> Path:
     """Do a run on the server in `folder`; returns the folder of its results."""
     run_config = f"{settings} output-dir='{folder}/runs'"
-    _deploy("run", folder / "server", "--run-config", run_config)
+    _command("server", "run", folder / "server", "--run-config", run_config)
     (result,) = (folder / "runs").iterdir()
     return result
 
@@ -131,12 +136,12 @@ def write_images(folder: Path) -> None:
 
 def _identity(hospital: str, store: Path) -> str:
     """A hospital's line for the file of members."""
-    command = [sys.executable, "-m", "client_app", "identity", "--site", hospital]
+    command = [*FEDHANDOFF, "hospital", "identity", "--site", hospital]
     return subprocess.check_output([*command, "--store-dir", store], text=True)
 
 
-def _deploy(*arguments: str | Path) -> None:
-    subprocess.run([*DEPLOY, *arguments], check=True)
+def _command(*arguments: str | Path) -> None:
+    subprocess.run([*FEDHANDOFF, *arguments], check=True)
 
 
 @contextmanager
@@ -145,7 +150,9 @@ def background(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the end of the block, with its output in `folder`/<log>.log."""
     with (folder / f"{log}.log").open("wb") as output:
-        process = subprocess.Popen([*DEPLOY, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*FEDHANDOFF, *arguments], stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         yield process
     finally:
@@ -162,7 +169,3 @@ def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.2)
     raise DeployError("The server did not start: superlink.log says why.")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -85,7 +85,7 @@ def start_supernode(hospital: Hospital) -> None:
     authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
     for path, source in (
         (authority, "get it from the server's operator"),
-        (key, "make it with `python -m deploy key`"),
+        (key, "make it with `fedhandoff hospital key`"),
         (hospital.data_dir, "give --data-dir the folder of the hospital's images"),
     ):
         if not path.exists():
@@ -167,13 +167,13 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
         if not paths["members"].is_file():
             raise DeployError(
                 f"--members is {hospital.members}, which is no file: give a file with the line of "
-                "each hospital that `python -m client_app identity` prints there; or first-use, or "
+                "each hospital that `fedhandoff hospital identity` prints there; or first-use, or "
                 "none (docs/privacy/sealing.md)."
             )
     policy = hospital.policy or find_policy(hospital.folder)
     if policy and not policy.is_file():
         raise DeployError(
-            f"The policy {policy} is no file: `python -m client_app policy` writes one. Move away "
+            f"The policy {policy} is no file: `fedhandoff policy` writes one. Move away "
             "what is there, or name another file with --policy."
         )
     if policy:
@@ -234,7 +234,7 @@ def check_server(server: str, authority: Path) -> None:
         raise DeployError(
             f"The certificate of {server} cannot be verified with {authority} "
             f"({error.verify_message}). Get ca.crt from the server's operator again, or ask for a "
-            f"certificate for the name '{host}' (`python -m deploy authority`)."
+            f"certificate for the name '{host}' (`fedhandoff server authority`)."
         ) from error
     except ssl.SSLError as error:
         raise DeployError(

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +52,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     for file in ("ca.crt", "server.crt", "server.key"):
         if not (folder / file).exists():
             raise DeployError(
-                f"{folder / file} does not exist: make it with `python -m deploy authority`."
+                f"{folder / file} does not exist: make it with `fedhandoff server authority`."
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
@@ -110,14 +111,14 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
     check_name(hospital)
     if not public_key.is_file():
         raise DeployError(
-            f"{public_key} does not exist: give the .pub file that the hospital made with `python "
-            "-m deploy key`."
+            f"{public_key} does not exist: give the .pub file that the hospital made with "
+            "`fedhandoff hospital key`."
         )
     text = public_key.read_text(errors="replace")
     if not text.startswith("ecdsa-sha2-nistp"):
         raise DeployError(
             f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
-            "give the .pub file that the hospital made with `python -m deploy key`."
+            "give the .pub file that the hospital made with `fedhandoff hospital key`."
         )
     try:
         answer = _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
@@ -126,7 +127,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             raise
         raise DeployError(
             f"The key in {public_key} is already registered: each hospital needs a key of its own "
-            "(`python -m deploy key`)."
+            "(`fedhandoff hospital key`)."
         ) from None
     with replacing(folder / HOSPITALS) as draft:
         draft.write_text(json.dumps({**names_of(folder), str(answer["node-id"]): hospital}))
@@ -170,12 +171,11 @@ def last_run_of(folder: Path) -> dict[str, str] | None:
     return runs[0] if runs else None
 
 
-def run(folder: Path, run_config: str | None) -> None:
-    """Start a run of the app, show its log, and wait for its end.
+def run(folder: Path, run_config: str | None) -> bool:
+    """Start a run of the app, show its log, and wait for its end; returns whether it completed.
 
     Raises:
-        DeployError: No SuperLink answers, a setting is wrong, too few hospitals are registered, or
-            the run has failed.
+        DeployError: No SuperLink answers, a setting is wrong, or too few hospitals are registered.
     """
     _check(folder, run_config)
     overrides = ["--run-config", run_config] if run_config else []
@@ -186,8 +186,11 @@ def run(folder: Path, run_config: str | None) -> None:
         flush=True,
     )
     state = _follow(folder, number)
-    if state["status"] != "finished:completed":
-        raise DeployError(f"Run {number} is {state['status']}: {state['status-details']}")
+    completed = state["status"] == "finished:completed"
+    if not completed:
+        said = f"Run {number} is {state['status']}: {state['status-details']}"
+        print(said, file=sys.stderr, flush=True)
+    return completed
 
 
 def _check(folder: Path, run_config: str | None) -> None:
@@ -209,7 +212,7 @@ def _check(folder: Path, run_config: str | None) -> None:
         raise DeployError(
             f"min-hospitals is {wanted}, and {len(names)} are registered "
             f"({join_names(names) or 'none'}): register more with "
-            "`python -m deploy register`, or lower min-hospitals."
+            "`fedhandoff server register`, or lower min-hospitals."
         )
 
 
@@ -246,7 +249,7 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
     if not (folder / "config.toml").exists():
         raise NoSuperLinkError(
             f"{folder / 'config.toml'} does not exist: start this folder's SuperLink first, with "
-            "`python -m deploy superlink`."
+            "`fedhandoff server start`."
         )
     done = subprocess.run(
         ["flwr", *arguments, "--format", "json"],
@@ -265,6 +268,6 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
     if "SuperLink is unavailable" in message:
         raise NoSuperLinkError(
             f"No SuperLink answers at the address in {folder / 'config.toml'}: start it on this "
-            "machine with `python -m deploy superlink`."
+            "machine with `fedhandoff server start`."
         )
     raise DeployError(message)

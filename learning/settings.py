@@ -1,6 +1,6 @@
 """The settings of the learners: those that only a local objective reads.
 
-`python -m server_app check` checks them before a run, and hospitals when they enrol.
+`fedhandoff check` checks them before a run, and hospitals when they enrol.
 """
 
 from typing import Annotated, Literal

@@ -1,6 +1,6 @@
 """A check before a run: can a learner train a network with the run's settings and images?
 
-`python -m server_app check` runs it, and each hospital when it enrols. A learner declares its needs
+`fedhandoff check` runs it, and each hospital when it enrols. A learner declares its needs
 in `tables` and `check_suited`.
 """
 

@@ -1,13 +1,12 @@
 """Checks the settings of a run before it starts.
 
-    uv run python -m server_app check --run-config "strategy='cwt' train.epochs=5" --hospitals 4
+    uv run fedhandoff check --run-config "strategy='cwt' train.epochs=5" --hospitals 4
 
 A run needs a minute to find an error. For an unknown key, Flower reports only that the run config
 is invalid. Hospitals check their own images, classes and policies when they enrol. The networks are
 checked last, since this check imports torch, which takes seconds.
 """
 
-import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,21 +32,6 @@ DATASETS = {
     "folder:": "<absolute folder>",
     "manifest:": "<absolute folder>",
 }
-
-
-def add_command(commands: Any) -> None:
-    """Add `check` to the commands of `python -m server_app`."""
-    about = "check the settings of a run before it starts"
-    parser = commands.add_parser("check", help=about, description=about)
-    parser.set_defaults(command=_command)
-    parser.add_argument(
-        "--run-config", action="append", default=[], help="as for flwr run: settings, or one file"
-    )
-    parser.add_argument("--hospitals", type=int, help="the number of simulated hospitals")
-
-
-def _command(arguments: argparse.Namespace) -> None:
-    check_texts(arguments.run_config, arguments.hospitals)
 
 
 def check_texts(texts: Sequence[str], hospitals: int | None) -> None:

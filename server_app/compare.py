@@ -1,16 +1,13 @@
-"""The command `compare`: compares methods over their runs, as text and as a CSV file.
+"""A comparison of methods over their runs, as text and as a CSV file.
 
-uv run python -m server_app compare ~/fedhandoff/runs --csv table.csv --html table.html
+uv run fedhandoff compare ~/fedhandoff/runs --csv table.csv --html table.html
 """
 
-import argparse
 import csv
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
 from server_app.comparison import (
@@ -21,7 +18,6 @@ from server_app.comparison import (
     Column,
     Comparison,
     Method,
-    compare,
 )
 from server_app.measures import mean, spread
 from strategies.protocol.text import inert
@@ -31,30 +27,11 @@ MOST_HOSPITALS, MOST_PAIRS = 4, 21  # limits of the terminal: columns of a table
 HEADER = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
 
 
-def add_command(commands: Any) -> None:
-    """Add `compare` to the commands of `python -m server_app`."""
-    about = "compare methods over their runs: figures, differences with intervals, costs"
-    parser = commands.add_parser("compare", help=about, description=about)
-    parser.set_defaults(command=_command)
-    parser.add_argument(
-        "folders", nargs="+", type=Path, help="result directories, or folders that contain some"
-    )
-    parser.add_argument("--csv", type=Path, help="write all figures and differences to this file")
-    parser.add_argument("--html", type=Path, help="write a page with pictures to this file")
-
-
-def _command(arguments: argparse.Namespace) -> None:
-    comparison = compare(arguments.folders)
-    print(text(comparison))
-    if arguments.csv:
-        with arguments.csv.expanduser().open("w", encoding="utf-8", newline="") as file:
-            rows = [HEADER, *records(comparison)]
-            csv.writer(file).writerows(map(inert, row) for row in rows)
-    if arguments.html:
-        from server_app.compare_page import page
-
-        arguments.html.expanduser().write_text(page(comparison), encoding="utf-8")
-    sys.exit(not comparison.methods)
+def write_csv(path: Path, comparison: Comparison) -> None:
+    """Write all figures and differences as a table."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = [HEADER, *records(comparison)]
+        csv.writer(file).writerows(map(inert, row) for row in rows)
 
 
 def records(comparison: Comparison) -> Iterator[list[object]]:

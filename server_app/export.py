@@ -3,8 +3,6 @@
 No run needs this file. It is the only one here that computes with models; its imports take seconds.
 """
 
-import argparse
-import sys
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,6 @@ COUNTS = {
     "num-train-patients": "train-groups",
     "num-test-patients": "test-groups",
 }
-
-
-def add_command(commands: Any) -> None:
-    """Add `export` to the commands of `python -m server_app`."""
-    about = "write a model of an open run as a file of its own, and its card"
-    parser = commands.add_parser("export", help=about, description=about)
-    parser.set_defaults(command=_command)
-    parser.add_argument("result", type=Path, help="the result directory of the run")
-    parser.add_argument("--model", required=True, help="the model's lineage: a file in parcels/")
-    parser.add_argument("--to", type=Path, required=True, help="the file to write")
-    parser.add_argument("--onnx", action="store_true", help="write ONNX (needs the extra onnx)")
-
-
-def _command(arguments: argparse.Namespace) -> None:
-    result = arguments.result.expanduser()
-    try:
-        card = export(result, arguments.model, arguments.to, arguments.onnx)
-    except (ValueError, OSError) as error:  # a parcel, settings or a file that cannot be used
-        sys.exit(str(error))
-    print(arguments.to)
-    print(card)
 
 
 def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
@@ -74,7 +51,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     if is_sealed(parcel.array_records["model"]):
         raise ParcelError(
             "The models of this run are sealed: only its hospitals can open them, with "
-            "`python -m client_app open`."
+            "`fedhandoff open`."
         )
     settings = Settings.parse(read_config(result / "config.toml"))
     images, tested = _counts_and_figures(result / LOG, label)

@@ -1,12 +1,12 @@
-"""The command `run`: checks settings, simulates a run, and reports its outcome.
+"""Checks settings, simulates a run, and reports its outcome.
 
-    uv run python -m server_app run --run-config "strategy='cwt' train.epochs=5"
+    uv run fedhandoff run --run-config "strategy='cwt' train.epochs=5"
 
 For an unknown setting, `flwr run` reports only that the run config is invalid. It exits with status
-0 even when a run fails. This command checks the settings first, and exits with 1 after a failure.
+0 even when a run fails. `fedhandoff run` checks the settings first, and exits with 1 after
+a failure.
 """
 
-import argparse
 import json
 import os
 import re
@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from server_app.check import check_texts
 from strategies.protocol.local import bypass_proxy
@@ -24,6 +23,7 @@ from strategies.protocol.text import COLOURS
 
 APP = Path(__file__).parents[1]
 STARTED = re.compile(r"Successfully started run (\d+)")  # a line of `flwr run`
+REPORT = re.compile(r"file://\S+/report\.html")  # in the last line of a run's log
 # A new or busy machine needs longer than Flower waits. The next try finds more in caches.
 TOO_SLOW = "Failed to start local SuperLink within"
 TRIES = 4
@@ -33,22 +33,25 @@ COMPLETED = "finished:completed"
 QUIET = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_LOG_LEVEL": "ERROR"}
 
 
-def add_command(commands: Any) -> None:
-    """Add `run` to the commands of `python -m server_app`."""
-    about = "check settings, simulate a run, and exit with 1 if it does not complete"
-    parser = commands.add_parser("run", help=about, description=about)
-    parser.set_defaults(command=_command)
-    for option in ("--run-config", "--federation-config"):
-        about = "as for flwr run: settings, or one file"
-        parser.add_argument(option, action="append", default=[], help=about)
+def simulate(run_config: Sequence[str], federation_config: Sequence[str]) -> str:
+    """Check the settings, do a run on Flower's engine, and show its log.
 
+    Args:
+        run_config: The texts of `--run-config`, as for `flwr run`.
+        federation_config: Those of `--federation-config`.
 
-def _command(arguments: argparse.Namespace) -> None:
-    check_texts(arguments.run_config, hospitals_of(arguments.federation_config))
+    Returns:
+        The address of the report; empty if the run has written none.
+
+    Raises:
+        SettingsError: The settings cannot be used.
+        SystemExit: The run has not completed; the text says why.
+    """
+    check_texts(run_config, hospitals_of(federation_config))
     command = ["flwr", "run", str(APP), "local", "--stream"]
-    for text in arguments.run_config:
+    for text in run_config:
         command += ["--run-config", text]
-    for text in arguments.federation_config:
+    for text in federation_config:
         command += ["--federation-config", text]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     environment = {
@@ -59,7 +62,7 @@ def _command(arguments: argparse.Namespace) -> None:
         "PYTHONUNBUFFERED": "1",
     }
     for _ in range(TRIES):
-        code, run, text = _stream(command, environment)
+        code, run, text, report = _stream(command, environment)
         if TOO_SLOW not in text:
             break
         print("Flower's SuperLink has not started in time.", flush=True)
@@ -73,11 +76,16 @@ def _command(arguments: argparse.Namespace) -> None:
     status = status_of(run, environment)
     if not status.startswith(COMPLETED):
         sys.exit(f"The run has not completed. Flower says: {status}")
+    return report
 
 
-def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Print the output of `flwr run`; returns its exit status, the run id, and the first lines."""
-    run = text = ""
+def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str, str]:
+    """Print the output of `flwr run`.
+
+    Returns:
+        Its exit status, the run id, the first lines, and the address of the report.
+    """
+    run = text = report = ""
     try:
         with subprocess.Popen(
             command,
@@ -91,6 +99,8 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
                 if not run:
                     text += line
                     run = found[1] if (found := STARTED.search(line)) else ""
+                if found := REPORT.search(line):
+                    report = found[0]
                 print(COLOURS.sub("", line), end="", flush=True)
     except KeyboardInterrupt:
         stop = f"uv run flwr stop {run or '<run id>'} local"
@@ -98,7 +108,7 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
             f"A run that has started goes on. `{stop}` ends it; `uv run flwr ls local` lists runs."
         )
         sys.exit(130)
-    return process.returncode, run, text
+    return process.returncode, run, text, report
 
 
 def hospitals_of(texts: Sequence[str]) -> int:

@@ -265,7 +265,7 @@ class Results:
             self._silence = longer
 
     def _note_under_way(self) -> None:
-        """Write under-way.json, for `python -m server_app watch`."""
+        """Write under-way.json, for `fedhandoff watch`."""
         self._noted, self._noted_at = self._awaited, monotonic()
         clock = time() - monotonic()
         waits = [replace(each, since=round(clock + each.since)) for each in self._awaited]

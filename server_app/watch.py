@@ -1,12 +1,11 @@
 """Follows a run, simulated or deployed, from the files that its server writes.
 
-    uv run python -m server_app watch ~/fedhandoff/runs
+    uv run fedhandoff watch ~/fedhandoff/runs
 
 In a terminal it shows the state of the run; otherwise it prints a line per event. It ends with the
 run. The exit status is 0 if the run has completed.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -47,33 +46,24 @@ FAILURES = 3  # number of newest failures that are shown
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
-def add_command(commands: Any) -> None:
-    """Add `watch` to the commands of `python -m server_app`."""
-    about = "follow a run until its end"
-    parser = commands.add_parser("watch", help=about, description=about)
-    parser.set_defaults(command=_command)
-    parser.add_argument(
-        "directory",
-        type=Path,
-        help="a result directory, which need not exist yet; or a folder of result directories, "
-        "such as the setting output-dir: its current run, or the next one",
-    )
+def watch(place: Path) -> int:
+    """Follow a run on this process's output; returns the exit status.
 
+    Args:
+        place: A result directory, or a folder of result directories; it need not exist yet.
 
-def _command(arguments: argparse.Namespace) -> None:
-    path = arguments.directory.expanduser().absolute()
+    Raises:
+        SettingsError: It cannot be read as a result directory.
+    """
     try:
-        if path.is_file():
+        if place.is_file():
             raise NotADirectoryError("it is a file")
         # `watch` sets colours and moves the cursor itself, so it needs the plain stream.
         terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout
-        sys.exit(follow(path, Console(file=terminal, highlight=False)))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return follow(place.absolute(), Console(file=terminal, highlight=False))
     except (OSError, ValueError) as error:
         raise SettingsError(
-            f"{arguments.directory} cannot be read as a result directory: "
-            f"{type(error).__name__}: {error}"
+            f"{place} cannot be read as a result directory: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -76,6 +76,11 @@ ALLOWED = {
         *("pages", "strategies", "warm"),
         "gan.presets",
     },
+    # It reads arguments, and calls functions of all packages by their public names.
+    "cli": {
+        *("click", "typer"),
+        *("benchmarks.reproduce", "client_app", "deploy", "server_app", "strategies.protocol"),
+    },
     # Runs inside of Flower's SuperLink.
     "deploy/control.py": {"flwr"},
     # It starts Flower's programs and looks into no other; the demo makes images.
@@ -285,6 +290,6 @@ def test_a_hospital_works_without_torchvision_unless_it_must():
 
 
 def test_top_level_folders_are_those_of_the_design():
-    known = {*OURS, "tests", "docs", "benchmarks", "deploy"}
+    known = {*OURS, "cli", "tests", "docs", "benchmarks", "deploy"}
     tracked = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/*.py")}
     assert tracked <= known

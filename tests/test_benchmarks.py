@@ -25,6 +25,7 @@ from benchmarks.reproduce import (
     run_missing,
 )
 from benchmarks.simulation import RunFailed
+from cli import main
 from strategies.protocol.settings import complete
 from tests.fakes import run_config, write_archive
 from warm.workers import Workers
@@ -554,9 +555,8 @@ def command(tmp_path, monkeypatch):
             reproduce, "run", lambda _, folder, row, gpus, **s: runs(folder, row, s)
         )
         output = ["--output", str(tmp_path / "output")]
-        monkeypatch.setattr("sys.argv", ["reproduce", *map(str, arguments), *output])
         with pytest.raises(SystemExit) as end:
-            reproduce.main()
+            main(["reproduce", *map(str, arguments), *output])
         return end.value.code, runs.done
 
     return call
@@ -578,8 +578,8 @@ def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys
     ]
     folder = output / "feder" / "seed-1"
     assert f"\n[2/2] FedER, seed 1: under way in {folder}\n[2/2] FedER, seed 1: c" in printed
-    assert f"uv run python -m server_app compare {output}" in printed
-    assert f"benchmarks.reproduce {path} --data {tmp_path} --rows FedER --output" in kept
+    assert f"uv run fedhandoff compare {output}" in printed
+    assert f"uv run fedhandoff reproduce {path} --data {tmp_path} --rows FedER --output" in kept
 
 
 def test_the_command_sweeps_and_goes_on_where_it_was(command):

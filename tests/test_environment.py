@@ -11,9 +11,9 @@ from strategies.protocol.code import PACKAGES
 ROOT = Path(__file__).parents[1]
 # All that is read, by file. "*": handed on whole, to a process that is started.
 READ = {
-    # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.
+    # The hospital's own node-config, as `hospital start` has checked it; without it, Flower's.
     "client_app/authority/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
-    # Where the folder of stores is, for who names none; `supernode` names one.
+    # Where the folder of stores is, for who names none; `hospital start` names one.
     "strategies/protocol/files.py": {"XDG_DATA_HOME"},
     # What is logged.
     "deploy/supervisor.py": {"FLWR_LOG_LEVEL", "PATH"},
@@ -22,7 +22,7 @@ READ = {
     # Proxies, and the server's own address.
     "strategies/protocol/local.py": {"*"},
     "deploy/control.py": {"FEDHANDOFF_COMMANDS", "FLWR_OIDC_ENABLED"},
-    # `supernode` sets it: the approved code. A process without it does not start.
+    # `hospital start` sets it: the approved code. A process without it does not start.
     "deploy/programs/flwr-clientapp": {"FEDHANDOFF_CODE"},
     "deploy/programs/flower-supernode": {"PATH", "*"},
     "warm/process.py": {"*"},

@@ -33,7 +33,7 @@ COMMANDS = [
     for block in re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL)
     for line in block.splitlines()
 ]
-RUNS = [line for line in COMMANDS if re.search("(flwr|server_app) run", line)]
+RUNS = [line for line in COMMANDS if re.search("(flwr|fedhandoff) run", line)]
 # Two of them are run by Flower: the shortest, and one with a --federation-config. The others differ
 # from these in settings alone, and are run in warm processes, which takes a tenth of the time.
 BY_FLOWER = [RUNS[0], next(run for run in RUNS if "fedrewind" in run)]
@@ -109,6 +109,7 @@ def result_of(flower, tmp_path_factory):
         short = "num-server-rounds=2 gan.iterations=2 feder.buffer-size=40"
         if by_flower:
             command += f""" --run-config "{short} output-dir='{folder}/runs'" """
+            command = command.replace("uv run fedhandoff", "uv run python -m cli")
             subprocess.run(command, shell=True, env=flower, cwd=ROOT, check=True)
             (result,) = (folder / "runs").iterdir()
             return result
@@ -116,7 +117,7 @@ def result_of(flower, tmp_path_factory):
         options.add_argument("--run-config", required=True)
         options.add_argument("--federation-config", default="num-supernodes=2")
         given, words = options.parse_known_args(shlex.split(command))
-        assert " ".join(words) in ("uv run flwr run . --stream", "uv run python -m server_app run")
+        assert " ".join(words) in ("uv run flwr run . --stream", "uv run fedhandoff run")
         hospitals = parse_config_args([given.federation_config])["num-supernodes"]
         settings = parse_config_args([given.run_config]) | parse_config_args([short])
         return run_warm(workers, folder / "runs", hospitals, settings)
@@ -129,7 +130,7 @@ def result_of(flower, tmp_path_factory):
 
 
 def test_the_readme_names_the_two_commands():
-    assert COMMANDS[:2] == ["uv run python -m server_app run", "uv run pytest"]
+    assert COMMANDS[:2] == ["uv run fedhandoff run", "uv run pytest"]
 
 
 @pytest.mark.parametrize("command", RUNS)
@@ -142,7 +143,7 @@ def test_the_commands_of_the_pages_work(command, result_of):
     }
 
 
-@pytest.mark.parametrize(("command", "hospitals"), [("server_app run", 2), ("fedrewind", 4)])
+@pytest.mark.parametrize(("command", "hospitals"), [("fedhandoff run", 2), ("fedrewind", 4)])
 def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
     command, hospitals, flower, result_of
 ):

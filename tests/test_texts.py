@@ -24,7 +24,7 @@ from strategies.protocol.settings import Settings, defaults
 from strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (*PACKAGES, "benchmarks", "deploy", "server_app", "tests")
+FOLDERS = (*PACKAGES, "benchmarks", "cli", "deploy", "server_app", "tests")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 RESULTS = ROOT / "benchmarks" / "results"
 CODE = [path for package in FOLDERS for path in sorted((ROOT / package).rglob("*.py"))]
@@ -97,7 +97,7 @@ def test_a_page_of_results_names_what_is_there_or_in_the_history(path):
     text = path.read_text("utf-8")
     history = re.findall(r"`git show [0-9a-f]+:(benchmarks/\w+)\.py`", text)
     assert {*missing_from(text)} <= {name.replace("/", ".") for name in history}
-    for name in re.findall(r"benchmarks\.reproduce (\w+)", text):
+    for name in re.findall(r"fedhandoff reproduce (\w+)", text):
         assert (ROOT / "benchmarks" / f"{name}.toml").is_file(), name
 
 

@@ -41,7 +41,7 @@ from strategies.protocol.settings import SettingsError
 SUFFIX, MIXTURE = ".safetensors", "mixture.json"
 SIMULATED = (
     "A simulation keeps models and figures in its result folder only; see report.html there. To "
-    "use a model, write it to a file: `uv run python -m server_app export RESULT --model NAME --to "
+    "use a model, write it to a file: `uv run fedhandoff export NAME --result RESULT --to "
     "model.safetensors`. Then run `predict --model model.safetensors`."
 )
 LEAST = 0.01  # a mixture leaves out models of a smaller weight
@@ -290,6 +290,6 @@ def _undisturbed(request: Inquiry) -> Iterator[None]:
     except (OSError, PolicyError) as error:
         logging.getLogger("flwr").warning(
             "A model is not kept (%s). Remove models that are no longer needed from the store's "
-            "'models', or open the server's parcels later (python -m client_app open).",
+            "'models', or open the server's parcels later (fedhandoff open).",
             error.explain() if isinstance(error, PolicyError) else error,
         )

@@ -1,13 +1,13 @@
 """The members: the senders and recipients of a hospital's sealed parcels.
 
-They are in a TOML file with a line for each hospital. `python -m client_app identity` prints the
+They are in a TOML file with a line for each hospital. `fedhandoff hospital identity` prints the
 line of a hospital:
 
     graz = "3q2+7w...=="
 
 A consortium writes the file by hand. With `members='first-use'` in its node-config a hospital
 writes the file itself, once: when the server first announces the enrolled hospitals. Afterwards
-only the hospital can change the file (`python -m client_app members`).
+only the hospital can change the file (`fedhandoff members`).
 """
 
 import json
@@ -101,7 +101,7 @@ def members_of(
             raise ParcelError(f"The server announces a wrong key for this hospital, '{own.name}'.")
         # Once the server names the hospital itself, it names all that have enrolled with it.
         if own.name in announced and len(announced) > 1 and not os.path.lexists(pins):
-            head = "# Trusted at first use. To change it: python -m client_app members list\n"
+            head = "# Trusted at first use. To change it: fedhandoff members list\n"
             lines = (member_line(name, announced[name]) for name in sorted(announced))
             _write(pins, head + "".join(lines), announced)
         members = read_members(pins) if os.path.lexists(pins) else {}
@@ -112,7 +112,7 @@ def members_of(
             logging.getLogger("flwr").warning(
                 "The server announces '%s' with a key that is not among this hospital's members: "
                 "nothing is sealed for it, and its parcels are refused. Ask that hospital. If the "
-                "key is right: python -m client_app members add %s %s",
+                "key is right: fedhandoff members add %s %s",
                 *(name, name, member),
             )
     return members

@@ -21,7 +21,7 @@ from strategies.protocol.declared import (
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
-# The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`). Any
+# The node-config, as JSON, in the environment of the hospital's processes (deploy/hospital.py). Any
 # user of the machine can change a node-config that comes through Flower's own interface.
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
 

@@ -1,6 +1,6 @@
 """The policy: the limits that a hospital sets for every run.
 
-It is the hospital's own file; `python -m client_app policy` writes one. The defaults are in
+It is the hospital's own file; `fedhandoff policy` writes one. The defaults are in
 policy.toml beside this file. A simulation has one owner and no policy.
 """
 

@@ -242,6 +242,6 @@ def load_own(
         problems = ", ".join(red)
         raise DataError(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
-            "python -m client_app preflight' shows details."
+            "fedhandoff preflight' shows details."
         )
     return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)

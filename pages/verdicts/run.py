@@ -36,8 +36,7 @@ from strategies.protocol.names import join_names
 
 OWN = "the hospitals' own models"  # before the first hand-off
 COMMAND = (
-    "uv run python -m client_app report --site NAME --store-dir FOLDER --data-dir IMAGES "
-    "--to report.html"
+    "uv run fedhandoff report --site NAME --store-dir FOLDER --data-dir IMAGES --to report.html"
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.protocol.files import FileError, read_by_hand, read_text
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import Settings, SettingsError, complete
 from strategies.protocol.shapes import from_value
 
 MOST = 2**20  # bytes of a file of settings
@@ -37,6 +37,15 @@ def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, 
         raise SettingsError(f"{option} names {files[0]}, which cannot be read.") from error
     except ValueError as error:
         raise SettingsError(f"{option} cannot be read: {error}") from error
+
+
+def changed_settings(text: str | None) -> Settings:
+    """The settings of a run: the defaults, with the changes in the text of a `--run-config`.
+
+    Raises:
+        SettingsError: The changes cannot be read or used, or name an unknown setting.
+    """
+    return Settings.parse(complete(changes_of([text] if text else [])))
 
 
 def read_config(path: Path) -> dict[str, Any]:

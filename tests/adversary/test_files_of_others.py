@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from cli import main
 from client_app.afterwards.home import MIXTURE, read_mixture
 from client_app.afterwards.past_run import PastRun
 from client_app.datasets.npz import load_npz
@@ -27,7 +28,6 @@ from client_app.errors import DataError
 from client_app.release.model_attack import FILE
 from learning.errors import ModelError
 from learning.export import ModelManifest
-from server_app import __main__ as command
 from server_app import comparison, watch
 from server_app.compare import records, text
 from server_app.compare_page import page
@@ -298,13 +298,10 @@ def test_names_of_others_control_no_terminal_and_no_spreadsheet(tmp_path, monkey
     (tmp_path / "b\x1b[31m").mkdir()
     (tmp_path / "b\x1b[31m" / "summary.json").write_text("{")
     table, html = tmp_path / "table.csv", tmp_path / "table.html"
-    monkeypatch.setattr(
-        "sys.argv", ["x", "compare", str(tmp_path), "--csv", str(table), "--html", str(html)]
-    )
     monkeypatch.setattr("sys.stdout", sys.stdout)  # which the command replaces
     monkeypatch.setattr("sys.stderr", sys.stderr)
     with pytest.raises(SystemExit) as ended:
-        command.main()
+        main(["compare", str(tmp_path), "--csv", str(table), "--html", str(html)])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "=HYPERLINK" in shown

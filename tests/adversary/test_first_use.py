@@ -62,7 +62,7 @@ def test_a_new_name_in_a_later_run_is_not_trusted(tmp_path, caplog):
     assert {event.outcome for event in ledger.events} == {"ok"}
     assert pins(tmp_path) == trusted
     assert sealed_for(grid) == {*NAMES}
-    assert f"python -m client_app members add mallory {mallory}" in caplog.text
+    assert f"fedhandoff members add mallory {mallory}" in caplog.text
 
 
 @pytest.mark.slow

@@ -4,14 +4,13 @@ import contextlib
 import json
 import random
 import shutil
-import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from client_app.__main__ import main
+from cli import main
 from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
 from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
@@ -132,9 +131,8 @@ def test_a_mutated_ledger_is_broken_by_name_and_never_a_traceback(
             whole = [line.number for line in read(path)]
         found += not whole
         assert how in ("shape", "index") or len(whole) < 5
-        monkeypatch.setattr(sys, "argv", ["client_app", "ledger", *arguments])
         with pytest.raises(SystemExit) as ended:
-            main()
+            main(["ledger", *arguments])
         assert ended.value.code in (0, 1)
         entry = {"time": "2026-01-01", "verb": "train", "left": []}
         with contextlib.suppress(LedgerError):

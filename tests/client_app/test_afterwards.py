@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from flwr.common.config import unflatten_dict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client_app import __main__ as commands
+from cli import main
 from client_app.afterwards import home, predicting, worth_here
 from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.past_run import PastRun
@@ -41,7 +40,6 @@ from learning.calibration import LOWEST, fit_temperature
 from learning.evaluation import probabilities
 from learning.export import load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
-from server_app import __main__ as server_commands
 from strategies.protocol.parcel import check_parcel, save
 from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
@@ -154,12 +152,11 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """`python -m client_app` with arguments: its exit status, and what it printed."""
+    """`fedhandoff` with arguments: its exit status, and what it printed."""
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            commands.main()
+            main([*map(str, arguments)])
         return ended.value.code, capsys.readouterr()
 
     return call
@@ -325,7 +322,7 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     status, printed = call("open", parcel, *given)
     assert status == 2
     assert "wien/identity': give --site and --store-dir, or --identity" in printed.err
-    call("identity", *given[:4])
+    call("hospital", "identity", *given[:4])
     status, printed = call("open", parcel, *given)
     assert (status, printed.out) == (1, "")
     assert "opens in none of the hospital's 0 runs" in printed.err
@@ -530,7 +527,8 @@ def test_models_of_other_images_are_not_mixed(run, call, tmp_path):
     save_model(tmp_path / "other.safetensors", network, other)
     draw(tmp_path / "a.png", "upper", 0)
     status, printed = call(
-        *("predict", "--model", "graz", tmp_path / "other.safetensors", *run.hospital("graz")),
+        *("predict", "--model", "graz", "--model", tmp_path / "other.safetensors"),
+        *run.hospital("graz"),
         *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
     )
     assert status == 2
@@ -633,15 +631,14 @@ def test_after_a_simulation_commands_name_the_one_that_has_its_models(
     before = {*os.listdir()}
     status, printed = call(*command, *simulated.hospital("graz"))
     assert status == 2
-    assert "uv run python -m server_app export RESULT --model NAME" in printed.err
+    assert "uv run fedhandoff export NAME --result RESULT" in printed.err
     assert {*os.listdir()} == before
 
 
 def test_what_they_name_leads_to_a_table(simulated, call, monkeypatch):
     monkeypatch.chdir(simulated.place)
-    words = ["server_app", "export", "runs/the-run", "--model", "graz", "--to", "m.safetensors"]
-    monkeypatch.setattr(sys, "argv", words)
-    server_commands.main()
+    status, _ = call("export", "graz", "--result", "runs/the-run", "--to", "m.safetensors")
+    assert status == 0
     status, _ = call("predict", "--model", "m.safetensors", "--data", "images", "--output", "o.csv")
     assert status == 0
     assert len(table(simulated.place / "o.csv")) == 3 * 24 + 1
@@ -699,7 +696,7 @@ def commands_of(page):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\\n", " ")
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("uv run python -m ")]
+    return [line for line in lines if line.startswith("uv run fedhandoff ")]
 
 
 @pytest.mark.slow
@@ -716,15 +713,11 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     assert len(lines) == 10
     for line in lines:
         words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
-        given = [path for word in words[5:] for path in sorted(glob(word)) or [word]]
-        if words[5] == "alone":  # the demo has a ledger; below there is none
+        given = [path for word in words[3:] for path in sorted(glob(word)) or [word]]
+        if given[0] == "alone":  # the demo has a ledger; below there is none
             continue
-        monkeypatch.setattr(sys, "argv", [words[4], *given])
-        status: str | int | None = 0
-        try:
-            {"client_app": commands.main, "server_app": server_commands.main}[words[4]]()
-        except SystemExit as ended:
-            status = ended.code
-        assert status == 0, capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(given)
+        assert ended.value.code == 0, capsys.readouterr()
     assert len(table(tmp_path / "predictions.csv")) == 25
     assert "Worth of the models here" in (tmp_path / "report.html").read_text()

@@ -374,7 +374,7 @@ def test_the_server_learns_the_class_of_a_problem_and_the_log_the_rest(
 
     assert str(error.value) == (
         f"The hospital's data did not pass the preflight: {problem}. At the hospital, 'uv run "
-        "python -m client_app preflight' shows details."
+        "fedhandoff preflight' shows details."
     )
     assert any(detail in line for line in log)
     assert not any("meier" in line or "krankenhaus" in line for line in log)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from flwr.app import Message, RecordDict
 
 from audit.buffer import ATTACKS as TRIED
 from audit.buffer import SHADOWS
-from client_app import __main__ as commands
+from cli import main
 from client_app.app import app
 from client_app.authority.identity import Identity
 from client_app.release import buffer
@@ -86,13 +85,12 @@ def sealed(finished, tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """`python -m client_app dossier` with arguments: exit status, and what it says."""
+    """`fedhandoff dossier` with arguments: exit status, and what it says."""
 
     def dossier(store, site, *more):
         given = ["dossier", "--site", site, "--store-dir", store, *more]
-        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
         with pytest.raises(SystemExit) as ended:
-            commands.main()
+            main([*map(str, given)])
         told = capsys.readouterr()
         return ended.value.code, told.out + told.err
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.__main__ import main
+from cli import main
 from client_app.app import app
 from client_app.authority import ledger_view
 from client_app.authority.ledger import append, path_of, read
@@ -354,9 +354,8 @@ def test_on_a_full_disk_nothing_leaves_and_the_chain_holds(tmp_path):
 
 
 def command(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["client_app", "ledger", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
-        main()
+        main(["ledger", *map(str, arguments)])
     return end.value.code
 
 

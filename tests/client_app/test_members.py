@@ -1,12 +1,11 @@
 """Whom a hospital trusts: its file of members, and what may change it."""
 
 import re
-import sys
 from dataclasses import replace
 
 import pytest
 
-from client_app.__main__ import main
+from cli import main
 from client_app.authority.identity import Identity
 from client_app.authority.members import (
     FIRST_USE,
@@ -56,16 +55,18 @@ def trusted(path):
 
 
 def command(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["client_app", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
-        main()
+        main([*map(str, arguments)])
     return exit_.value.code
 
 
 @pytest.mark.parametrize("site", ["graz", "st.anna"])
 def test_a_hospital_prints_the_line_that_others_paste(site, tmp_path, monkeypatch, capsys):
     for _ in range(2):
-        assert command(monkeypatch, "identity", "--site", site, "--store-dir", tmp_path) == 0
+        assert (
+            command(monkeypatch, "hospital", "identity", "--site", site, "--store-dir", tmp_path)
+            == 0
+        )
     (line,) = set(capsys.readouterr().out.splitlines())
     (tmp_path / "members").write_text(f"# ours\n\n{line}\n")
     own = Identity.load(site, tmp_path / site / "identity")
@@ -73,7 +74,9 @@ def test_a_hospital_prints_the_line_that_others_paste(site, tmp_path, monkeypatc
 
 
 def test_a_site_is_a_name(tmp_path, monkeypatch, capsys):
-    assert command(monkeypatch, "identity", "--site", "../x", "--store-dir", tmp_path) == 2
+    assert (
+        command(monkeypatch, "hospital", "identity", "--site", "../x", "--store-dir", tmp_path) == 2
+    )
     assert "A hospital cannot be called '../x'" in capsys.readouterr().err
     assert not list(tmp_path.parent.glob("x"))
 

@@ -5,7 +5,6 @@ import html
 import json
 import re
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app import __main__ as commands
+from cli import main
 from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
@@ -70,14 +69,13 @@ def place(finished, tmp_path):
 
 @pytest.fixture
 def report(tmp_path, monkeypatch, capsys):
-    """`python -m client_app report` with arguments: exit status, errors, and the page as text."""
+    """`fedhandoff report` with arguments: exit status, errors, and the page as text."""
 
     def report(folder, *more, site="graz"):
         to = tmp_path / "report.html"
         given = ["report", "--site", site, "--store-dir", folder / "store", "--to", to, *more]
-        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
         with pytest.raises(SystemExit) as ended:
-            commands.main()
+            main([*map(str, given)])
         written = to.read_text(encoding="utf-8") if to.exists() else ""
         return ended.value.code, capsys.readouterr().err, written
 
@@ -86,13 +84,12 @@ def report(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """`python -m client_app <command>` of graz: exit status, and all that it printed."""
+    """`fedhandoff <command>` of graz: exit status, and all that it printed."""
 
     def run(folder, command, *more):
         given = [command, "--site", "graz", "--store-dir", folder / "store", *more]
-        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
         with pytest.raises(SystemExit) as ended:
-            commands.main()
+            main([*map(str, given)])
         return ended.value.code, "".join(capsys.readouterr())
 
     return run
@@ -108,13 +105,11 @@ def test_the_commands_of_the_readme_work_one_after_the_other(place, tmp_path, mo
     shutil.copytree(place / "images", tmp_path / "new")
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     readme = readme.replace("\\\n", "")
-    asked = re.findall(r"^uv run python -m (client_app \w+ .*--site graz.*)", readme, re.MULTILINE)
-    assert [each.split()[1] for each in asked] == ["ledger", "predict", "report"]
+    asked = re.findall(r"^uv run fedhandoff (\w+ .*--site graz.*)", readme, re.MULTILINE)
+    assert [each.split()[0] for each in asked] == ["ledger", "predict", "report"]
     for command in asked:
-        words = command.replace("~", str(tmp_path)).split()
-        monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:
-            commands.main()
+            main(command.replace("~", str(tmp_path)).split())
         assert ended.value.code == 0, command
     assert (tmp_path / "predictions.csv").exists()
     assert "Exact figures need" not in capsys.readouterr().err
@@ -339,7 +334,7 @@ def test_without_models_it_says_how_to_open_them(finished, report, place):
     shutil.rmtree(place / "store" / "graz" / "models")
     _, errors, written = report(place, *own(place))
     assert "need a model of the run, and none is at home" in errors
-    assert "client_app open RESULT/parcels/*.npz --site graz" in text_of(written)
+    assert "fedhandoff open RESULT/parcels/*.npz --site graz" in text_of(written)
 
 
 def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_path):

@@ -1,10 +1,8 @@
 """Tests of client_app/authority/policy.py: what a hospital allows, whatever a run asks for."""
 
-import sys
-
 import pytest
 
-from client_app.__main__ import main
+from cli import main
 from client_app.authority.identity import Identity
 from client_app.authority.members import add_member
 from client_app.authority.node_config import OwnError
@@ -201,18 +199,16 @@ def test_the_file_of_defaults_says_where_the_members_are(tmp_path, monkeypatch, 
     key = str(Identity.load("linz", tmp_path / "key").member)
     add_member(tmp_path / "graz" / "members", "linz", key)
     (line,) = [line for line in DEFAULTS.read_text("utf-8").splitlines() if line[:3] == "#  "]
-    *_, module, name, site, _, folder, _ = line.split()
-    assert (module, name, site, folder) == ("client_app", "members", "--site", "--store-dir")
-    monkeypatch.setattr(sys, "argv", [module, name, site, "graz", folder, str(tmp_path)])
+    *_, command, name, site, _, folder, _ = line.split()
+    assert (command, name, site, folder) == ("fedhandoff", "members", "--site", "--store-dir")
     with pytest.raises(SystemExit):
-        main()
+        main([name, site, "graz", folder, str(tmp_path)])
     assert capsys.readouterr().out.startswith("linz = ")
 
 
 def command(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["client_app", "policy", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
-        main()
+        main(["policy", *map(str, arguments)])
     return int(end.value.code or 0)
 
 
@@ -273,10 +269,8 @@ def test_the_explanation_says_what_becomes_of_embeddings(
     words = " ".join(
         f"{key}={str(v).lower() if v is False else repr(v)}" for key, v in chosen.items()
     )
-    command = ["client_app", "policy", str(tmp_path / "policy.toml"), "--run-config", words]
-    monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(["policy", str(tmp_path / "policy.toml"), "--run-config", words])
     assert not ended.value.code
     last = capsys.readouterr().out.splitlines()[-1]
     assert said in last if said else last == "The policy allows this run."

@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from client_app.__main__ import main
+from cli import main
 from client_app.authority.policy import Ruling
 from client_app.datasets import library
 from client_app.datasets.files import UnusableImage
@@ -268,9 +268,8 @@ def test_names_cannot_break_the_page(folder, tmp_path):
 
 
 def preflight(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["client_app", "preflight", *map(str, arguments)])
     with pytest.raises(SystemExit) as exit_:
-        main()
+        main(["preflight", *map(str, arguments)])
     return exit_.value.code
 
 

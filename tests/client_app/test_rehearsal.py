@@ -1,6 +1,5 @@
 """What the preflight calls green, a run takes: enrolment, and the first model."""
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +11,7 @@ from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from client_app.__main__ import main
+from cli import main
 from client_app.app import app
 from client_app.datasets.preflight.card import examine
 from strategies.protocol.code import code_hash
@@ -141,9 +140,8 @@ def test_a_policy_that_refuses_is_red(rules, changes, words, tmp_path):
 def test_no_character_of_a_name_commands_the_terminal(tmp_path, monkeypatch, capsys):
     write(tmp_path / "data", {"a\x1b[31m": 15, "b": 15})
     where = ["--data-dir", tmp_path / "data", "--store-dir", tmp_path / "store", "--site", "Graz"]
-    monkeypatch.setattr(sys, "argv", ["client_app", "preflight", *map(str, where)])
     with pytest.raises(SystemExit):
-        main()
+        main(["preflight", *map(str, where)])
     shown = "".join(capsys.readouterr())
     assert "RED" in shown
     assert "\x1b" not in shown

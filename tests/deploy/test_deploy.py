@@ -446,14 +446,14 @@ def of_run(status):
 def test_a_run_ends_as_flower_says_even_if_the_superlink_was_away(folder, flwr):
     answers = [GONE, of_run("running"), of_run("finished:completed")]
     commands = flwr(*[of_run("pending")] * 2, *answers)
-    server.run(folder, None)
+    assert server.run(folder, None)
     assert commands == ["supernode", "run", "log", "ls", "log", "ls", "log", "ls"]
 
 
-def test_a_run_that_failed_is_an_error(folder, flwr):
+def test_a_run_that_failed_is_named(folder, flwr, capsys):
     flwr(*[of_run("pending")] * 2, of_run("finished:failed"))
-    with pytest.raises(DeployError, match="Run 7 is finished:failed: boom"):
-        server.run(folder, None)
+    assert not server.run(folder, None)
+    assert capsys.readouterr().err == "Run 7 is finished:failed: boom\n"
 
 
 def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monkeypatch):
@@ -602,17 +602,6 @@ def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_
         process.terminate()
         assert process.wait(timeout=10) == 0
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
-
-
-def test_the_demo_starts_wherever_it_is_called(tmp_path):
-    """tests/deploy/test_relay.py has what it starts."""
-    (tmp_path / "uv").write_text("#!/bin/sh\npwd\necho $*\n")
-    (tmp_path / "uv").chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path}
-    command = [ROOT / "deploy" / "demo"]
-    output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-    assert output.splitlines() == [str(ROOT), "run python -m deploy.demo"]
 
 
 @pytest.mark.parametrize(

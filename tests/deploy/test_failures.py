@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from deploy.demo import DEPLOY, background, hospitals, server, write_images
+from deploy.demo import FEDHANDOFF, background, hospitals, server, write_images
 
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=4 train.epochs=1 min-hospitals=1 seed=1 "
@@ -72,7 +72,7 @@ class Network:
 @contextmanager
 def running(folder):
     """A run on the server in `folder`; yields what returns its events so far."""
-    command = [*DEPLOY, "run", folder / "server", "--run-config"]
+    command = [*FEDHANDOFF, "server", "run", folder / "server", "--run-config"]
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(
             [*command, f"{SETTINGS} output-dir='{folder}/runs'"], stdout=log, stderr=log
@@ -117,7 +117,7 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
                 shutil.copy2(linz / part, twin)
             options = ("--server", address, "--name", "linz", "--members", tmp_path / "members")
             folders = ("--data-dir", tmp_path / "images/linz", "--store-dir", twin / "store")
-            with background(tmp_path, "supernode", twin, *options, *folders, log="twin"):
+            with background(tmp_path, "hospital", "start", twin, *options, *folders, log="twin"):
                 wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
             wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
             network.mend()

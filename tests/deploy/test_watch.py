@@ -187,13 +187,13 @@ def clientapps(hospital):
 def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkeypatch):
     """What is to train at graz is ended before the app is loaded, which might answer for it."""
     code = (
-        "from deploy import watch; from deploy.__main__ import main; "
+        "from deploy import watch; from cli import main; "
         f"watch.LOOK = 0.5; watch.PATIENCE[{RECEIVED!r}] = 5.0; main()"
     )
     settings = demo.SETTINGS.replace("min-hospitals=3", "min-hospitals=1")
     settings += f" evaluate.every=2 output-dir='{tmp_path}/runs'"
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(demo, "DEPLOY", [sys.executable, "-c", code])
+    monkeypatch.setattr(demo, "FEDHANDOFF", [sys.executable, "-c", code])
     log = tmp_path / "graz.log"
 
     def end_clientapps():
@@ -201,7 +201,7 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
             os.kill(process, signal.SIGTERM)
 
     demo.write_images(tmp_path / "images")
-    run = ["run", str(tmp_path / "server"), "--run-config", settings]
+    run = ["server", "run", str(tmp_path / "server"), "--run-config", settings]
     with (
         demo.server(tmp_path) as address,
         demo.hospitals(tmp_path, address, names=["graz"]),

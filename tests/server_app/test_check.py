@@ -216,7 +216,7 @@ def test_a_machine_with_a_gpu_takes_no_hours(monkeypatch):
 
 
 def command(*arguments):
-    line = [sys.executable, "-X", "importtime", "-m", "server_app", "check", *arguments]
+    line = [sys.executable, "-X", "importtime", "-m", "cli", "check", *arguments]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -225,7 +225,7 @@ def test_the_command_refuses_a_key_without_torch():
     good = command("--run-config", "strategy='cwc' model='mlp'", "--hospitals", "2")
     assert (good.returncode, good.stdout[:25]) == (0, "The settings can be used:")
     bad = command("--run-config", "cwc.strenght=1")
-    assert bad.returncode == 1
+    assert bad.returncode == 2
     assert bad.stderr.endswith("did you mean 'cwc.strength'?\n")
     assert not re.search(r"\| +(torch|matplotlib)$", bad.stderr, re.MULTILINE)
 
@@ -234,7 +234,7 @@ def test_the_settings_that_pages_name_can_be_used(monkeypatch):
     """Those of every run and of every check, but for their data."""
     monkeypatch.setattr(module, "_missing_places", lambda kind, sources: ())
     pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/settings.md"))
-    texts = re.findall(r"(?:flwr run|server_app (?:check|run)).* --run-config \"([^\"]*)\"", pages)
+    texts = re.findall(r"(?:flwr run|fedhandoff (?:check|run)).* --run-config \"([^\"]*)\"", pages)
     assert len(texts) > 5
     for text in texts:
         judged(text)

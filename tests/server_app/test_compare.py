@@ -4,7 +4,6 @@ import csv
 import fcntl
 import json
 import os
-import sys
 from dataclasses import replace
 from itertools import combinations
 from math import isnan, nan, sqrt
@@ -14,8 +13,8 @@ import tomli_w
 from flwr.common.config import unflatten_dict
 from pydantic_core import to_json
 
+from cli import main
 from pages.verdicts.methods import count_pairs
-from server_app import __main__ as command
 from server_app.compare import HEADER, WIDTH, records, text
 from server_app.compare_page import page
 from server_app.comparison import COLUMNS, COSTS, MORE, Difference, compare
@@ -331,17 +330,15 @@ def test_the_page_shows_all_figures_and_loads_nothing(study):
 
 def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
     files = ["--csv", str(tmp_path / "table.csv"), "--html", str(tmp_path / "table.html")]
-    monkeypatch.setattr(sys, "argv", ["server_app", "compare", str(study), *files])
     with pytest.raises(SystemExit) as end:
-        command.main()
+        main(["compare", str(study), *files])
     assert end.value.code == 0
     assert "everywhere balanced, differences:" in capsys.readouterr().out
     with (tmp_path / "table.csv").open(newline="") as file:
         assert tuple(next(csv.reader(file))) == HEADER
     assert (tmp_path / "table.html").read_text().startswith("<!DOCTYPE html>")
-    monkeypatch.setattr(sys, "argv", ["server_app", "compare", str(tmp_path / "nowhere")])
     with pytest.raises(SystemExit) as end:
-        command.main()
+        main(["compare", str(tmp_path / "nowhere")])
     assert end.value.code == 1
     assert "nowhere is no folder" in capsys.readouterr().out
 

@@ -1,16 +1,16 @@
 """Models out of the results of runs that are over."""
 
-import sys
+import re
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
+from cli import main
 from learning.export import load_model
 from learning.models import Architecture
 from learning.packing import pack_network
-from server_app import __main__ as commands
 from server_app.results import Results
 from strategies.engine.events import Event
 from strategies.protocol.parcel import Manifest, pack, save
@@ -40,9 +40,10 @@ def result(tmp_path):
 @pytest.fixture
 def call(monkeypatch, capsys):
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["server_app", *map(str, arguments)])
-        commands.main()
-        return capsys.readouterr().out.split()
+        with pytest.raises(SystemExit) as ended:
+            main(["export", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return printed.err if ended.value.code else printed.out.split()
 
     return call
 
@@ -50,7 +51,7 @@ def call(monkeypatch, capsys):
 def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result, call, tmp_path):
     path, network = result
     to = tmp_path / "graz.safetensors"
-    printed = call("export", path, "--model", "graz", "--to", to)
+    printed = call("graz", "--result", path, "--to", to)
     assert printed == [str(to), str(tmp_path / "graz.md")]
     loaded, manifest = load_model(to)
     state = network.state_dict()
@@ -63,8 +64,8 @@ def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result,
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_there(result, call, tmp_path):
-    with pytest.raises(SystemExit, match=r"no model '\.\./x' in .*; choose one of graz\."):
-        call("export", result[0], "--model", "../x", "--to", tmp_path / "x")
+    said = call("../x", "--result", result[0], "--to", tmp_path / "x")
+    assert re.search(r"no model '\.\./x' in .*; choose one of graz\.", said)
 
 
 def test_a_sealed_model_is_refused(result, call, tmp_path):
@@ -72,14 +73,13 @@ def test_a_sealed_model_is_refused(result, call, tmp_path):
     record = ArrayRecord({"sealed": Array(np.zeros(9, np.uint8))})
     label = Manifest("graz", "", ["a", "b"])
     save(pack({"model": record}, label), path / "parcels" / "graz.npz")
-    with pytest.raises(SystemExit, match="python -m client_app open"):
-        call("export", path, "--model", "graz", "--to", tmp_path / "x")
+    assert "`fedhandoff open`" in call("graz", "--result", path, "--to", tmp_path / "x")
 
 
 def test_a_model_whose_layers_stayed_at_hospitals_is_refused(result, call, tmp_path):
     path, network = result
     label = Manifest("graz", Architecture("mlp", 1, 8, 8, 2, (4,)).to_json(), ["a", "b"])
     save(pack_network(network, label, withheld=["1.bias"]), path / "parcels" / "graz.npz")
-    with pytest.raises(SystemExit, match=r"The model of lineage 'graz' lacks '1\.bias'"):
-        call("export", path, "--model", "graz", "--to", tmp_path / "x")
+    said = call("graz", "--result", path, "--to", tmp_path / "x")
+    assert "The model of lineage 'graz' lacks '1.bias'" in said
     assert not (tmp_path / "x").exists()

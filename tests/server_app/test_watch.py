@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 from rich.console import Console
 
-from server_app import __main__ as command
+from cli import main
 from server_app import watch
 from server_app.results import Results
 from server_app.watch import BLOCKS, PLAIN, Followed, curve, follow, picture
@@ -180,9 +180,9 @@ def test_a_curve_is_on_one_scale_and_as_wide_as_there_is_room():
 
 def test_what_is_no_result_directory_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "metrics.jsonl").touch()
-    monkeypatch.setattr("sys.argv", ["server_app", "watch", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"cannot be read as a result directory: FileNotFound"):
-        command.main()
-    monkeypatch.setattr("sys.argv", ["server_app", "watch", str(tmp_path / "metrics.jsonl")])
-    with pytest.raises(SystemExit, match=r"NotADirectoryError: it is a file"):
-        command.main()
+    with pytest.raises(SystemExit):
+        main(["watch", str(tmp_path)])
+    assert "cannot be read as a result directory: FileNotFound" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["watch", str(tmp_path / "metrics.jsonl")])
+    assert "NotADirectoryError: it is a file" in capsys.readouterr().err

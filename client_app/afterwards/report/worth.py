@@ -27,7 +27,7 @@ from pages.verdicts.home import advise, best_model, is_own_better, own_model, ow
 from pages.verdicts.model import chance
 
 AFTER = "the best model here after the run"
-COMMAND = "uv run python -m client_app"
+COMMAND = "uv run fedhandoff"
 ROUTE = 8  # most hospitals of a route, the last ones
 
 

@@ -1,0 +1,53 @@
+"""The command `fedhandoff`: it reads arguments and calls the other packages."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+import typer.core
+from click import Abort, ClickException
+from click.exceptions import NoArgsIsHelpError
+
+from cli import authority, hospital, models, runs, server
+from strategies.protocol.text import Screen
+
+typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
+app = typer.Typer(no_args_is_help=True, context_settings={"max_content_width": 100})
+for module in (runs, authority, models):
+    app.registered_commands += module.app.registered_commands
+app.add_typer(server.app, name="server")
+app.add_typer(hospital.app, name="hospital")
+
+
+@app.callback()
+def about() -> None:
+    """Hospitals train one another's models: simulate runs, and take part in real ones.
+
+    Each command has an example: fedhandoff check --help
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command, and exit with its status.
+
+    The status is 0 if the command has done its work, 1 if the result is negative (a run that
+    failed, a red card), 2 if an argument or a file cannot be used, and 130 after Ctrl-C.
+
+    Args:
+        arguments: The words of the command line; None = those of this process.
+    """
+    Screen.install()
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        status = app(words, prog_name="fedhandoff", standalone_mode=False, obj=words)
+    except NoArgsIsHelpError as error:
+        print(error.format_message())
+        status = 2
+    except ClickException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "fedhandoff"
+        print(f"{command}: {error.format_message()}", file=sys.stderr)
+        status = 2
+    except Abort:
+        status = 130
+    sys.exit(status or 0)

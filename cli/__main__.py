@@ -1,0 +1,5 @@
+"""`python -m cli` is `fedhandoff` where it is not installed."""
+
+from cli import main
+
+main()

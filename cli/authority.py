@@ -1,0 +1,110 @@
+"""Commands for what a hospital decides and records: images, policy, members, ledger, dossier."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.command import SITE, STORE_DIR, RunConfig, Site, StoreDir, command, private
+
+app = typer.Typer()
+
+
+class Kind(StrEnum):
+    """The kinds of a hospital's images."""
+
+    folder = "folder"
+    manifest = "manifest"
+
+
+@command(app, "preflight --data-dir ~/skin --site graz --policy ~/fedhandoff/graz/policy.toml")
+def preflight(
+    data_dir: Annotated[
+        Path, typer.Option(help="The hospital's folder of images, or its manifest.")
+    ],
+    site: Site = SITE,
+    store_dir: StoreDir = STORE_DIR,
+    dataset: Annotated[
+        Kind | None, typer.Option(help="Without it: manifest if there is one.")
+    ] = None,
+    run_config: RunConfig = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="The policy that judges these settings.")
+    ] = None,
+) -> bool:
+    """Check a hospital's images before a run.
+
+    The result is also a page in the hospital's store.
+    """
+    from client_app.commands import preflight
+
+    private()
+    return not preflight(site, store_dir, data_dir, dataset, run_config, policy)
+
+
+@command(app, "policy ~/fedhandoff/graz/policy.toml --run-config \"strategy='cwc'\"")
+def policy(
+    file: Annotated[Path, typer.Argument(help="The policy; a new file gets the defaults.")],
+    run_config: RunConfig = None,
+) -> bool:
+    """Write a policy with the defaults, or judge a run by a policy."""
+    from client_app.commands import policy
+
+    private()
+    return not policy(file, run_config)
+
+
+@command(app, "members --site graz --store-dir ~/fedhandoff/graz/store add linz KEY")
+def members(
+    change: Annotated[
+        list[str] | None, typer.Argument(metavar="[list | add NAME KEY | remove NAME]")
+    ] = None,
+    site: Site = SITE,
+    store_dir: StoreDir = STORE_DIR,
+    members: Annotated[
+        Path | None, typer.Option(help="The file. Without it: that of first-use.")
+    ] = None,
+) -> None:
+    """List the members that a hospital trusts, or change them."""
+    from client_app.commands import members as change_members
+
+    private()
+    change_members(members or store_dir / site / "members", change or [])
+
+
+@command(app, "ledger --site graz --store-dir ~/fedhandoff/graz/store --html ledger.html")
+def ledger(
+    site: Site = SITE,
+    store_dir: StoreDir = STORE_DIR,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the ledger as this HTML page.")
+    ] = None,
+) -> bool:
+    """Check and show a hospital's ledger: requests and answers."""
+    from client_app.commands import ledger
+
+    private()
+    return not ledger(site, store_dir, html)
+
+
+@command(app, "dossier --site graz --store-dir ~/fedhandoff/graz/store")
+def dossier(
+    file: Annotated[Path | None, typer.Argument(help="Another hospital's dossier.json.")] = None,
+    site: Site = SITE,
+    store_dir: StoreDir = STORE_DIR,
+    run: Annotated[
+        str | None, typer.Option(help="Identity of the run. Without it: the newest run.")
+    ] = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
+    ] = None,
+    members: Annotated[
+        Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")
+    ] = None,
+) -> bool:
+    """Check the dossier of synthetic images that left."""
+    from client_app.afterwards.commands import dossier
+
+    private()
+    return not dossier(site, store_dir, file, run, identity, members)

@@ -1,0 +1,75 @@
+"""What all commands have in common: an example, `~` in paths, and errors in one line."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from click import Context, HelpFormatter, UsageError
+from click import Path as ClickPath
+from typer.core import TyperCommand
+
+from deploy.errors import DeployError
+from strategies.protocol.files import STORES
+from strategies.protocol.names import check_name
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Site = Annotated[str, typer.Option(callback=lambda name: _name(name), help="The hospital's name.")]
+StoreDir = Annotated[Path, typer.Option(help="The hospital's store.")]
+RunConfig = Annotated[
+    str | None, typer.Option(help="Settings of the run, such as \"strategy='cwt' image-size=64\".")
+]
+SITE, STORE_DIR = "hospital", STORES
+
+
+class Command(TyperCommand):
+    """A command whose epilog is an example."""
+
+    def invoke(self, ctx: Context) -> Any:
+        """Call the function of the command.
+
+        Raises:
+            UsageError: An argument or a file cannot be used; the text has the reason and the cure.
+        """
+        for each in self.params:
+            if isinstance(each.type, ClickPath) and each.name:
+                ctx.params[each.name] = _expanded(ctx.params[each.name])
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError, DeployError) as error:  # a user can mend these
+            explain = getattr(error, "explain", None)  # has what the server may not learn
+            raise UsageError(explain() if explain else str(error), ctx) from error
+
+    def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the example, whose line is never broken."""
+        formatter.write(f"\nExample:\n  {self.epilog}\n")
+
+
+def command(app: typer.Typer, example: str) -> Callable[[Function], Function]:
+    """Make a function a command, of the function's name; its docstring is the help."""
+
+    def register(function: Function) -> Function:
+        name = function.__name__.strip("_")
+        return app.command(name, cls=Command, epilog=f"fedhandoff {example}")(function)
+
+    return register
+
+
+def private() -> None:
+    """Let no other user of the machine read the files that this process makes."""
+    os.umask(0o077)
+
+
+def _name(text: str) -> str:
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [*map(_expanded, value)]
+    return value and os.path.expanduser(value)

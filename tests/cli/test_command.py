@@ -1,0 +1,118 @@
+"""Each command has an example that works, fails in one line, and starts without torch."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from click import Context, Group
+
+from cli import app, main
+from deploy.errors import DeployError
+
+ROOT = Path(__file__).parents[2]
+
+
+def commands_of(group, words=()):
+    """All commands, each with its words."""
+    for name, each in group.commands.items():
+        if isinstance(each, Group):
+            yield from commands_of(each, (*words, name))
+        else:
+            yield (*words, name), each
+
+
+COMMANDS = dict(commands_of(typer.main.get_command(app)))
+
+
+def failed(capsys, *arguments):
+    """The status and the error output of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_help_of_each_command_has_an_example_that_it_accepts(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    *_, example = capsys.readouterr().out.splitlines()
+    given = shlex.split(example)
+    assert tuple(given[: 1 + len(words)]) == ("fedhandoff", *words)
+    command = COMMANDS[words]
+    command.make_context("x", given[1 + len(words) :], parent=Context(command))
+
+
+def test_without_a_command_all_are_listed(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr().out
+    assert all(f"  {words[0]} " in shown for words in COMMANDS)
+    assert "..." not in shown.partition("Commands:")[2]  # no sentence is cut
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rum"], "fedhandoff: No such command 'rum'"),
+        (["check", "--hospital", "2"], "fedhandoff check: No such option"),
+        (["check", "--hospitals", "two"], "fedhandoff check: Invalid value for '--hospitals'"),
+        (["check", "--run-config", "colour=1"], "fedhandoff check: There is no setting 'colour'"),
+        (["hospital", "start"], "fedhandoff hospital start: Missing "),
+        (["hospital", "key", "x", "a/b"], "fedhandoff hospital key: "),
+        (["members", "--site", "a/b"], "fedhandoff members: Invalid value for '--site'"),
+    ],
+)
+def test_a_wrong_word_is_named_in_one_line(arguments, said, capsys):
+    status, error = failed(capsys, *arguments)
+    assert status == 2
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_the_cause_of_a_failed_deployment_is_one_line(monkeypatch, capsys, tmp_path):
+    def fails(*_):
+        raise DeployError("The port is in use.")
+
+    monkeypatch.setattr("deploy.server.start_superlink", fails)
+    status, error = failed(capsys, "server", "start", tmp_path)
+    assert (status, error) == (2, "fedhandoff server start: The port is in use.\n")
+
+
+def test_ctrl_c_ends_with_its_own_status(monkeypatch, capsys, tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deploy.server.start_superlink", interrupted)
+    assert failed(capsys, "server", "start", tmp_path)[0] == 130
+
+
+def test_the_home_folder_of_a_path_is_found(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["policy", "~/graz/policy.toml"])
+    assert (tmp_path / "graz" / "policy.toml").exists()
+
+
+def test_help_and_completion_import_no_other_package():
+    """They answer at once: torch alone takes seconds."""
+    code = (
+        "import sys; from cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: sys.exit(bool({'torch', 'numpy', 'flwr', 'pydantic'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    words = {"COMP_WORDS": "fedhandoff hos", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "cli"],
+        cwd=ROOT,
+        env={**os.environ, **words, "_FEDHANDOFF_COMPLETE": "complete_bash"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["hospital"]
