@@ -27,7 +27,7 @@ from learning.packing import (
 from learning.samples import Samples
 from strategies.protocol.archive import ArchiveError, values_of
 from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays, restore_encoder
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, find_record
 from strategies.protocol.sums import check_sums
 
 
@@ -61,9 +61,9 @@ def unpack(
         check_model(hospital.policy, label.architecture, request.message.content, batch)
         local = kept.after(request.visit) if tested else kept.before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
-        memory = opened.array_records.get("memory")
+        memory = find_record(opened, "memory", ArrayRecord)
         carried = unpack_memory(memory, label.lineage, hospital.device) if memory else {}
-        if (sums := opened.array_records.get("sums")) is not None:
+        if (sums := find_record(opened, "sums", ArrayRecord)) is not None:
             check_sums(sums, len(label.classes))
             carried = {name: torch.from_numpy(values_of(array)) for name, array in sums.items()}
         return network, label, carried
@@ -125,7 +125,7 @@ def _encoder(request: Request) -> ArrayRecord:
     hospital, hash_ = request.hospital, request.order.encoder
     if not hash_:
         return ArrayRecord()
-    sent = request.message.content.array_records.get("encoder")
+    sent = find_record(request.message.content, "encoder", ArrayRecord)
     record = sent or _kept(hospital, f"encoders/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:
@@ -175,7 +175,7 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
 
 def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
-    sent = request.message.content.array_records.get(f"{hash_}/buffer")
+    sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
     record = sent or _kept(hospital, f"buffers/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:

@@ -35,7 +35,7 @@ from strategies.protocol import archive
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
-from strategies.protocol.records import ParcelError, from_record, to_record
+from strategies.protocol.records import ParcelError, array_records, from_record, to_record
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_json
 
@@ -102,7 +102,7 @@ class Seal:
         manifest = from_record(Manifest, parcel.config_records["manifest"])
         records = {
             name: self._close(record, self._place(name, self.identity.name, manifest))
-            for name, record in parcel.array_records.items()
+            for name, record in array_records(parcel).items()
         }
         return pack(records, manifest)
 
@@ -115,7 +115,7 @@ class Seal:
         sender = manifest.visited[-1] if manifest.visited else manifest.lineage
         records = {
             name: self._open(record, self._place(name, sender, manifest))
-            for name, record in parcel.array_records.items()
+            for name, record in array_records(parcel).items()
         }
         return RecordDict({**records, "manifest": parcel["manifest"]})
 

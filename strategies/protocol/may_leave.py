@@ -17,7 +17,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from strategies.protocol.keys import is_key
 from strategies.protocol.names import check_name, is_array_name, is_name
+from strategies.protocol.records import find_record
 
+NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")  # in a name
 PARCEL_RECORDS = {
     "model": ArrayRecord,
     "buffer": ArrayRecord,
@@ -276,9 +278,9 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
         UndeclaredError: A record, array, card field or metric may not leave; names it.
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
-    metrics = content.metric_records.get("metrics", MetricRecord())
+    metrics = find_record(content, "metrics", MetricRecord) or MetricRecord()
     abouts = {name.rpartition("/")[0] for name in (*content, *metrics)}
-    order = sent.config_records.get("order", ConfigRecord()) if sent else ConfigRecord()
+    order = find_record(sent or RecordDict(), "order", ConfigRecord) or ConfigRecord()
     asked = {about for about in abouts if sent is None or _is_asked(about, order, sent)}
     for name, record in content.items():
         fits = type(record) is declared.get(_pattern_of(name))
@@ -289,7 +291,7 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
             )
         if isinstance(record, ArrayRecord) and (bad := [k for k in record if not is_array_name(k)]):
             raise UndeclaredError(f"An array called '{_quote(bad[0])}' may not leave a hospital.")
-    for field, value in content.config_records.get("card", {}).items():
+    for field, value in (find_record(content, "card", ConfigRecord) or {}).items():
         if field not in CARD or not CARD[field](value):
             raise UndeclaredError(
                 f"The card field '{_quote(field)}' or its value may not leave a hospital."
@@ -320,7 +322,7 @@ def metric_of(key: str) -> str:
 
 def _pattern_of(name: str) -> str:
     """The name with # for each number; empty for a name with a # of its own."""
-    return "" if "#" in name else re.sub("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])", "#", name)
+    return "" if "#" in name else NUMBER.sub("#", name)
 
 
 def _quote(name: str) -> str:

@@ -5,13 +5,15 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 
+NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ARRAY_NAME = re.compile("[A-Za-z0-9._-]{1,200}")
 # Lineages that belong to no hospital, and folders with other uses in a store.
 RESERVED = ("global", "ensemble", "standalone", "images", "resident")
 
 
 def is_name(text: str) -> bool:
     """Whether a text can name a lineage: a hospital's, or a reserved one."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is not None
+    return NAME.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
@@ -63,4 +65,4 @@ def join_names(names: Sequence[str], most: int = 8) -> str:
 
 def is_array_name(text: str) -> bool:
     """Whether a text can name an array: the keys of state dicts are such names."""
-    return re.fullmatch(r"[A-Za-z0-9._-]{1,200}", text) is not None
+    return ARRAY_NAME.fullmatch(text) is not None

@@ -5,11 +5,11 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
-from strategies.protocol.records import ParcelError, from_record
+from strategies.protocol.records import ParcelError, find_record, from_record
 
 MOST_TASKS = 100_000  # `so_far` lists them
 
@@ -71,9 +71,9 @@ class Order:
         Raises:
             ParcelError: There is no order, or it has an impossible value.
         """
-        if "order" not in content.config_records:
+        if (record := find_record(content, "order", ConfigRecord)) is None:
             raise ParcelError("The message has no order.")
-        order = from_record(cls, content.config_records["order"])
+        order = from_record(cls, record)
         right = {
             "round": order.round >= 0,
             "hop": order.hop >= 0,

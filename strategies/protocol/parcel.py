@@ -31,9 +31,16 @@ from strategies.protocol import archive
 from strategies.protocol.may_leave import PARCEL_RECORDS
 from strategies.protocol.names import is_array_name, is_name
 from strategies.protocol.order import Order
-from strategies.protocol.records import ParcelError, from_record, to_record
+from strategies.protocol.records import (
+    ParcelError,
+    array_records,
+    find_record,
+    from_record,
+    to_record,
+)
 
 FORMAT = 1
+HASHED = re.compile("(model|buffer|memory|embeddings|sums)=[0-9a-f]{64}")
 MAX_ARCHITECTURE = 10_000  # characters
 HEAD = 2**20  # bytes: the heads of two sealed models differ by less
 
@@ -86,7 +93,6 @@ class Manifest:
     def _wrong(self) -> str:
         """The first field with an impossible value; empty if there is none."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
-        entry = re.compile("(model|buffer|memory|embeddings|sums)=[0-9a-f]{64}")
         hashed = {name for name, _ in _pairs(self.hashes)}
         right = {
             "lineage": is_name(self.lineage),
@@ -103,7 +109,7 @@ class Manifest:
                 for place, images in _pairs(self.not_own)
             ),
             "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
-            "hashes": len(hashed) == len(self.hashes) and all(map(entry.fullmatch, self.hashes)),
+            "hashes": len(hashed) == len(self.hashes) and all(map(HASHED.fullmatch, self.hashes)),
         }
         return next((name for name, holds in right.items() if not holds), "")
 
@@ -164,10 +170,10 @@ def drop_encoder(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
 
 def restore_encoder(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
     """A parcel whose model has the arrays of the encoder, in the place of any that came."""
-    if "model" not in parcel.array_records or not encoder:
+    model = find_record(parcel, "model", ArrayRecord)
+    if not encoder or model is None:
         return parcel
-    model = {**parcel.array_records["model"], **encoder}
-    return RecordDict({**parcel, "model": ArrayRecord(model)})
+    return RecordDict({**parcel, "model": ArrayRecord({**model, **encoder})})
 
 
 def check_parcel(parcel: RecordDict) -> Manifest:
@@ -177,12 +183,12 @@ def check_parcel(parcel: RecordDict) -> Manifest:
         ParcelError: The label is incomplete, or a hash, an array or a record is wrong.
     """
     manifest = Manifest.read(parcel)
-    if "model" not in parcel.array_records or "model" not in manifest.hash_of:
+    if find_record(parcel, "model", ArrayRecord) is None or "model" not in manifest.hash_of:
         raise ParcelError("The parcel has no model.")
     for name, record in parcel.items():
         if not isinstance(record, PARCEL_RECORDS.get(name, type(record))):
             raise ParcelError(f"The record '{name}' of a parcel has the wrong type.")
-    for record in parcel.array_records.values():
+    for record in array_records(parcel).values():
         check_arrays(record)
     check_hashes(parcel, manifest)
     return manifest
@@ -208,8 +214,9 @@ def check_arrays(record: ArrayRecord) -> None:
 
 def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
     """Refuse a parcel whose arrays do not have the hashes of its label."""
-    for name, record in parcel.array_records.items():
-        if manifest.hash_of.get(name) != hash_arrays(record):
+    hash_of = manifest.hash_of
+    for name, record in array_records(parcel).items():
+        if hash_of.get(name) != hash_arrays(record):
             raise ParcelError(
                 f"The '{name}' of lineage '{manifest.lineage}' has changed on its way."
             )
@@ -223,7 +230,7 @@ def is_sealed(record: ArrayRecord) -> bool:
 def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
     """Refuse parcels that are sealed if the run is not sealed, or open if it is sealed."""
     for parcel in parcels:
-        for name, record in parcel.array_records.items():
+        for name, record in array_records(parcel).items():
             if is_sealed(record) != sealed:
                 found = "not sealed" if sealed else "sealed"
                 raise ParcelError(
@@ -234,7 +241,7 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
 
 def layout_of(parcel: RecordDict) -> Layout:
     """The dtype and shape of each array of a model; a sealed model is one array of bytes."""
-    model = parcel.array_records.get("model", ArrayRecord())
+    model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
     return {name: (array.dtype, tuple(array.shape)) for name, array in model.items()}
 
 
@@ -277,7 +284,7 @@ def unbundle(content: RecordDict) -> dict[str, RecordDict]:
 def count_bytes(content: RecordDict) -> int:
     """Bytes of the arrays of a message, nearly its whole size."""
     return sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
+        len(array.data) for record in array_records(content).values() for array in record.values()
     )
 
 

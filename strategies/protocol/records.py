@@ -4,9 +4,10 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin
 
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 RecordT = TypeVar("RecordT")
+KindT = TypeVar("KindT", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class ParcelError(ValueError):
@@ -15,6 +16,20 @@ class ParcelError(ValueError):
 
 class UselessError(ParcelError):
     """A parcel is valid, but its model is useless (soundness.py)."""
+
+
+def find_record(content: RecordDict, name: str, kind: type[KindT]) -> KindT | None:
+    """The record of a name and a kind; None if there is none.
+
+    Flower's `array_records` and its like check and copy all records at each use.
+    """
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
+
+
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """All records of arrays, by name."""
+    return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
 
 
 def to_record(value: Any) -> ConfigRecord:
