@@ -179,11 +179,13 @@ class Visit:
 
     def keep(self, parcel: RecordDict, told: Mapping[str, float]) -> None:
         """Keep the local layers, the hospital's own copies of models, and a stream's images."""
-        request, label = self.request, Manifest.read(parcel)
+        request = self.request
         keep_local(request, self.network)
-        if self.alone:
-            keep_own(self.disclosure, self.network, label)
-        keep_visit(self.disclosure, self.network, label, told)
+        if request.hospital.keep != "none":
+            label = Manifest.read(parcel)  # with the hashes
+            if self.alone:
+                keep_own(self.disclosure, self.network, label)
+            keep_visit(self.disclosure, self.network, label, told)
         if rehearsal := self.learner.rehearsal():
             arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
             Kept(request.run, "rehearsal").save(request.visit, arrays)

@@ -7,6 +7,7 @@ An arriving model is of no use if its loss is above `HOPELESS` times the loss of
 has diverged if its loss is above `WORSE` times the loss of guessing and of the received model.
 """
 
+from functools import lru_cache
 from math import inf, log
 
 import torch
@@ -32,13 +33,17 @@ def random_samples(like: Samples, classes: int) -> Samples:
     They have the shape and the device of `like`. If `like` has features of a frozen network, they
     are random features of length 1.
     """
-    shape, device = (SAMPLE, *like.shape), like.labels.device
+    device = like.labels.device
+    pixels = _random_pixels((SAMPLE, *like.shape), like.pixels.dtype == torch.uint8).to(device)
+    return Samples(pixels, torch.arange(SAMPLE, device=device) % classes)
+
+
+@lru_cache(maxsize=4)  # all messages of a run need the same
+def _random_pixels(shape: tuple[int, ...], are_bytes: bool) -> Tensor:
     noise = torch.Generator().manual_seed(0)
-    if like.pixels.dtype == torch.uint8:
-        pixels = torch.randint(256, shape, generator=noise, dtype=torch.uint8)
-    else:
-        pixels = functional.normalize(torch.randn(shape, generator=noise))
-    return Samples(pixels.to(device), torch.arange(SAMPLE, device=device) % classes)
+    if are_bytes:
+        return torch.randint(256, shape, generator=noise, dtype=torch.uint8)
+    return functional.normalize(torch.randn(shape, generator=noise))
 
 
 @torch.inference_mode()
@@ -50,12 +55,13 @@ def relative_loss(network: nn.Module, samples: Samples) -> float:
 
     The network does not change: its layers keep their modes, and no random number is drawn.
     """
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
+    in_training = [module for module in network.modules() if module.training]
+    for module in in_training:
+        module.training = False
     images = samples.images
     logits: Tensor = network(images)
-    for module, training in modes.items():
-        module.training = training
+    for module in in_training:
+        module.training = True
     if (logits == logits[0]).all() and not (images == images[0]).all():
         return inf
     losses = functional.cross_entropy(logits.double(), samples.labels, reduction="none")

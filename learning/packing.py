@@ -23,7 +23,7 @@ from learning.models import Architecture
 from learning.samples import Samples
 from strategies.protocol.archive import values_of
 from strategies.protocol.parcel import Manifest, pack
-from strategies.protocol.records import ParcelError, UselessError
+from strategies.protocol.records import ParcelError, UselessError, find_record
 from strategies.protocol.soundness import flaw_of
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -64,7 +64,10 @@ def numpy_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()})
+    record = ArrayRecord()  # its constructor would copy each Array
+    for name, tensor in tensors.items():
+        record[name] = Array(tensor.cpu().numpy())
+    return record
 
 
 def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
@@ -103,7 +106,7 @@ def unpack_network(
         UselessError: Their numbers are of no use.
         ModelError: The architecture is unknown.
     """
-    model = parcel.array_records["model"]
+    model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
     arrived = {name: values_of(array) for name, array in model.items()}
     state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
     what = f"The model of lineage '{manifest.lineage}'"
