@@ -12,7 +12,6 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.authority.members import announced_members
-from client_app.authority.node_config import own_config
 from client_app.authority.permission import admit
 from client_app.authority.sealing import Seal, seal_for
 from client_app.hospital import Hospital
@@ -126,10 +125,9 @@ class Request(Inquiry):
         if hospital.policy:
             clock.allow_at_most(find_timeout(session.strategy.settings, verb)[1])
         run = run_folder(hospital.store, order.run)
-        part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         # In a simulation the owner may change settings and classes.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
-        check_same(run, f"{session.hospital.data.fingerprint}, part {part}", terms, classes)
+        check_same(run, session.images, terms, classes)
         order = replace(order, hospital=hospital.name, members=announced_members(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 

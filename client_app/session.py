@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 
-from client_app.authority.node_config import is_simulated, own_config
+from client_app.authority.node_config import SIMULATED, is_simulated, own_config
 from client_app.hospital import Hospital, open_hospital
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import Settings
@@ -26,10 +26,12 @@ class Session:
     Attributes:
         hospital: The hospital, with all its images and its own settings.
         strategy: The run's method, with the run's settings.
+        images: The fingerprint of the hospital's images and their split.
     """
 
     hospital: Hospital
     strategy: Strategy
+    images: str
 
 
 @dataclass(frozen=True)
@@ -74,4 +76,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Sessio
 @lru_cache(maxsize=64)
 def _session(inputs: _Inputs) -> Session:
     hospital = open_hospital(inputs.context, inputs.name, inputs.classes)
-    return Session(hospital, strategy_of(Settings.parse(inputs.context.run_config)))
+    own = own_config(inputs.context)
+    part = [own.get(key) for key in SIMULATED]
+    strategy = strategy_of(Settings.parse(inputs.context.run_config))
+    return Session(hospital, strategy, f"{hospital.data.fingerprint}, part {part}")

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from client_app.authority.ledger_index import (
     LONGEST,
@@ -34,7 +34,7 @@ from client_app.authority.ledger_index import (
     open_index,
 )
 from client_app.authority.ledger_shape import entry_of
-from client_app.authority.node_config import OwnError, is_simulated, own_config
+from client_app.authority.node_config import OwnError, is_simulated
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
 from client_app.run import NAME
@@ -43,7 +43,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
-from strategies.protocol.records import from_record
+from strategies.protocol.records import find_record, from_record
 from strategies.protocol.redaction import redact
 from warm.process import Handed
 
@@ -71,45 +71,60 @@ class Line:
     entry: dict[str, Any]
 
 
-def check_ledger(message: Message, context: Context) -> None:
-    """Refuse a message if the hospital cannot record it, or has lost earlier records.
+class OwnLedger:
+    """The ledger of this process's hospital, for one message.
 
-    Raises:
-        LedgerError: The ledger is broken.
-        OwnError: A file with the hospital's record of earlier answers is missing.
-        PolicyError: The store is as large as the policy allows.
+    Args:
+        path: The ledger.
+        message: The message.
+        context: Flower's context, with the run's settings.
+        config: The node-config.
     """
-    config = own_config(context)
-    path = _path_here(context, config)
-    if path and message.metadata.message_type != "query.live":
-        machine = _machine(config)
-        with _open_to_write(path) as index:
-            if gone := index.forgotten(_run(message)):
+
+    def __init__(
+        self, path: Path, message: Message, context: Context, config: Mapping[str, Any]
+    ) -> None:
+        self.path = path
+        self._message, self._settings, self._config = message, context.run_config, config
+        self._is_live = message.metadata.message_type == "query.live"
+        self._size = _size_of(message, context)
+
+    def check(self) -> None:
+        """Refuse the message if the hospital cannot record it, or has lost earlier records.
+
+        Raises:
+            LedgerError: The ledger is broken.
+            OwnError: A file with the hospital's record of earlier answers is missing.
+            PolicyError: The store is as large as the policy allows.
+        """
+        if self._is_live:
+            return
+        machine = _machine(self._config)
+        with _open_to_write(self.path) as index:
+            if gone := index.forgotten(_run(self._message)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, _size_of(message, context))
+            refusal = index.make_room(machine, self._size)
         if refusal:
             raise refusal
 
+    def note(self, answer: Message) -> None:
+        """Add a line with the request and its answer.
 
-def note(message: Message, context: Context, answer: Message) -> None:
-    """Add a line with a message's request and its answer.
-
-    Raises:
-        LedgerError: The line cannot be written.
-    """
-    config = own_config(context)
-    if path := _path_here(context, config):
-        entry = {**_request_fields(message), **_answer_fields(answer)}
-        terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path, entry, terms, _size_of(message, context))
+        Raises:
+            LedgerError: The line cannot be written.
+        """
+        entry = {**_request_fields(self._message), **_answer_fields(answer)}
+        terms = {} if self._is_live else _terms(self._settings, self._config)
+        append(self.path, entry, terms, self._size)
 
 
-def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
-    """The ledger of this process; None in a simulation, or if another process writes the ledger."""
+def open_ledger(message: Message, context: Context, config: Mapping[str, Any]) -> OwnLedger | None:
+    """The ledger for a message; None in a simulation, or if another process writes the ledger."""
     if is_simulated(config) or isinstance(context, Handed):
         return None
     store = Path(str(config.get("store-dir", DEFAULT)))
-    return path_of(str(config.get("site", "hospital")), store)
+    path = path_of(str(config.get("site", "hospital")), store)
+    return OwnLedger(path, message, context, config)
 
 
 def path_of(site: str, store: Path) -> Path:
@@ -236,7 +251,7 @@ def _request_fields(message: Message) -> dict[str, Any]:
     """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
-    order = message.content.config_records.get("order") if message.has_content() else None
+    order = find_record(message.content, "order", ConfigRecord) if message.has_content() else None
     given = {key: order[key] for key in TYPES if key in order} if order else {}
     unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
     fit = {key: value for key, value in given.items() if key not in unfit}
@@ -276,7 +291,7 @@ def _machine(config: Mapping[str, Any]) -> MachineRules:
         return Policy.read().machine
 
 
-def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
+def _terms(asked: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, code and policy of a request.
 
     A refused run may have any settings. So long texts are cut, and only the first `MOST` settings
@@ -287,7 +302,7 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
         rules = _hash(path.read_bytes()) if path.is_file() else ""
     except OSError:  # the answer will be a failure that reports it
         rules = ""
-    given = sorted(context.run_config.items())
+    given = sorted(asked.items())
     settings = {
         key: redact(value[:LONG]) if isinstance(value, str) else value
         for key, value in given[:MOST]
@@ -319,7 +334,7 @@ def _answer_fields(answer: Message) -> dict[str, Any]:
 def _label_of(name: str, content: RecordDict) -> dict[str, str]:
     """The hashes on the label of a record's parcel. To hash 45 MB again would take 40 ms."""
     prefix = name.removesuffix(name.rpartition("/")[2])
-    label = content.config_records.get(f"{prefix}manifest")
+    label = find_record(content, f"{prefix}manifest", ConfigRecord)
     return from_record(Manifest, label).hash_of if label else {}
 
 

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
@@ -311,24 +311,11 @@ class Policy:
         Raises:
             OwnError: The file cannot be read, or has an unknown table, rule or value.
         """
-        rules, text, own = _default_rules(), "", {}
-        if path is not None:
-            try:
-                text = read_by_hand(path)
-                own = _rules(text)
-            except (OSError, ValueError, RecursionError) as error:
-                raise OwnError("policy", f"{path} cannot be read: {error}") from error
-        policy, problems = read(rules | own, cls)
-        for rule in own.keys() - rules.keys():
-            problems[rule] = f"there is no rule '{rule}'{near_miss(rule, rules)}"
-        if policy is None or problems:
-            lines = {rule: _line_of(text, rule) for rule in problems}
-            said = [
-                f"line {lines[rule]}: {problems[rule]}"
-                for rule in sorted(lines, key=lines.__getitem__)
-            ]
-            raise OwnError("policy", f"{path}, {' '.join(said)}")
-        return policy
+        try:
+            text = read_by_hand(path) if path else ""
+        except (OSError, ValueError) as error:
+            raise OwnError("policy", f"{path} cannot be read: {error}") from error
+        return _parse(text, path)
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
         """The rulings on the settings of a run.
@@ -443,6 +430,26 @@ def uphold(ruling: Ruling) -> None:
 @cache
 def _default_rules() -> dict[str, Any]:
     return _rules(DEFAULTS.read_text("utf-8"))
+
+
+@lru_cache(maxsize=8)  # each message reads the file
+def _parse(text: str, path: Path | None) -> Policy:
+    """The policy in the text of a file."""
+    rules = _default_rules()
+    try:
+        own = _rules(text)
+    except (ValueError, RecursionError) as error:
+        raise OwnError("policy", f"{path} cannot be read: {error}") from error
+    policy, problems = read(rules | own, Policy)
+    for rule in own.keys() - rules.keys():
+        problems[rule] = f"there is no rule '{rule}'{near_miss(rule, rules)}"
+    if policy is None or problems:
+        lines = {rule: _line_of(text, rule) for rule in problems}
+        told = [
+            f"line {lines[rule]}: {problems[rule]}" for rule in sorted(lines, key=lines.__getitem__)
+        ]
+        raise OwnError("policy", f"{path}, {' '.join(told)}")
+    return policy
 
 
 def _rules(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from client_app.authority.ledger import check_ledger, note
+from client_app.authority.ledger import OwnLedger, open_ledger
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, failure_of
@@ -43,20 +43,25 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
     """
     try:
         with _sigterm_raises():
-            answer = _answer(message, context, call_next)
-            note(message, context, answer)
+            ledger = open_ledger(message, context, own_config(context))
+            answer = _answer(message, context, call_next, ledger)
+            if ledger:
+                ledger.note(answer)
             return answer
     except (Exception, Terminated) as error:  # an answer that is not noted does not leave
         return _failure(error, message, context)
 
 
-def _answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def _answer(
+    message: Message, context: Context, call_next: ClientAppCallable, ledger: OwnLedger | None
+) -> Message:
     """The answer, which leaves if it can be noted."""
     try:
         simulated = is_simulated(own_config(context))
         if not simulated:
             os.umask(0o077)  # no other user of the machine can read the hospital's files
-        check_ledger(message, context)
+        if ledger:
+            ledger.check()
         answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
             raise TypeError("A handler returned a message that is not an answer.")
