@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.command import SITE, STORE_DIR, RunConfig, Site, StoreDir, command, private
+from cli.command import HERE, SITE, STORE_DIR, Hospital, RunConfig, Site, StoreDir, command, private
 
 app = typer.Typer()
 
@@ -18,11 +18,12 @@ class Kind(StrEnum):
     manifest = "manifest"
 
 
-@command(app, "preflight --data-dir ~/skin --site graz --policy ~/fedhandoff/graz/policy.toml")
+@command(app, "preflight --hospital graz --run-config image-size=64")
 def preflight(
     data_dir: Annotated[
         Path, typer.Option(help="The hospital's folder of images, or its manifest.")
     ],
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     dataset: Annotated[
@@ -55,11 +56,12 @@ def policy(
     return not policy(file, run_config)
 
 
-@command(app, "members --site graz --store-dir ~/fedhandoff/graz/store add linz KEY")
+@command(app, "members --hospital graz add linz KEY")
 def members(
     change: Annotated[
         list[str] | None, typer.Argument(metavar="[list | add NAME KEY | remove NAME]")
     ] = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     members: Annotated[
@@ -73,8 +75,9 @@ def members(
     change_members(members or store_dir / site / "members", change or [])
 
 
-@command(app, "ledger --site graz --store-dir ~/fedhandoff/graz/store --html ledger.html")
+@command(app, "ledger --hospital graz --html ledger.html")
 def ledger(
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     html: Annotated[
@@ -88,9 +91,10 @@ def ledger(
     return not ledger(site, store_dir, html)
 
 
-@command(app, "dossier --site graz --store-dir ~/fedhandoff/graz/store")
+@command(app, "dossier --hospital graz")
 def dossier(
     file: Annotated[Path | None, typer.Argument(help="Another hospital's dossier.json.")] = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     run: Annotated[

@@ -1,41 +1,109 @@
 """Commands of a hospital that takes part in real runs (docs/deployment.md)."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from click import UsageError, get_current_context
 
-from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
+from cli.command import (
+    HERE,
+    HOSPITAL,
+    SITE,
+    STORE_DIR,
+    Hospital,
+    Site,
+    StoreDir,
+    command,
+    private,
+)
 
-app = typer.Typer(help="A hospital: make its keys, approve code, start its SuperNode.")
-Folder = Annotated[Path, typer.Argument(help="The hospital's folder.")]
+app = typer.Typer(help="A hospital: make its folder and keys, approve code, start.")
 
 
-@command(app, "hospital key ~/fedhandoff/graz graz")
-def key(folder: Folder, name: Annotated[str, typer.Argument(help="The hospital's name.")]) -> None:
+@command(app, "hospital init graz --data ~/skin --server fl.example.org:9092")
+def init(
+    name: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Its folder of images, or its manifest (docs/data.md).")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server's host:port.")] = None,
+    members: Annotated[
+        str,
+        typer.Option(
+            help="File with the keys of all hospitals; or first-use; or none (open runs only)."
+        ),
+    ] = "members",
+    model: Annotated[
+        str | None, typer.Option(help="The network that it starts with. Without it: the run's.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The hospital's folder. Without it: ~/fedhandoff/NAME.")
+    ] = None,
+) -> None:
+    """Make a hospital's folder, with hospital.toml, policy, keys and code.
+
+    In a terminal it asks for what is missing. Read the policy before the first run.
+    """
+    from client_app.commands import identity, policy
+    from deploy.approved import approve
+    from deploy.credentials import make_key
+    from deploy.own_file import PLACE, write_own
+    from deploy.server import APP
+
+    private()
+    place = folder or PLACE.expanduser() / name
+    images = data or Path(_asked("--data", "The hospital's images")).expanduser()
+    own = {
+        "name": name,
+        "data": str(images.absolute()),
+        "server": server or _asked("--server", "The server's host:port"),
+        "members": members,
+        "policy": "policy.toml",
+        "store": "store",
+        "model": model,
+    }
+    write_own(place, HOSPITAL, own)
+    policy(place / "policy.toml", None)
+    make_key(place, name)
+    print(f"{place / name}.pub goes to the server's operator, who registers it.")
+    print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
+    print("This line goes to the other hospitals, for their members:")
+    identity(name, place / "store", None if members in ("first-use", "none") else place / members)
+
+
+def _asked(option: str, question: str) -> str:
+    if not sys.stdin.isatty():
+        raise UsageError(f"Missing option '{option}'.", get_current_context())
+    return str(typer.prompt(question))
+
+
+@command(app, "hospital key --hospital graz")
+def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
     """Make the key with which the server knows the hospital."""
     from deploy.credentials import make_key
 
-    make_key(folder, name)
-    path = folder / name
+    make_key(hospital, site)
+    path = hospital / site
     print(
         f"{path}.pub  goes to the server's operator, who registers it\n"
         f"{path}.key  stays here; keep it secret"
     )
 
 
-@command(app, "hospital identity --site graz --store-dir ~/fedhandoff/graz/store")
-def identity(site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
-    """Print the hospital's line for the file of members; make its keys if it has none."""
+@command(app, "hospital identity --hospital graz")
+def identity(hospital: Hospital = HERE, site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
+    """Print the hospital's line for the members; make its keys if needed."""
     from client_app.commands import identity
 
     private()
-    identity(site, store_dir)
+    identity(site, store_dir, None)
 
 
-@command(app, "hospital approve ~/fedhandoff/graz")
+@command(app, "hospital approve --hospital graz")
 def approve(
-    folder: Folder,
+    hospital: Hospital = HERE,
     checkout: Annotated[
         Path | None,
         typer.Argument(help="The clone whose code is approved. Without it: this one."),
@@ -45,19 +113,13 @@ def approve(
     from deploy.approved import approve
     from deploy.server import APP
 
-    code = approve(folder, checkout or APP)
+    code = approve(hospital, checkout or APP)
     print(f"{code} is approved: compare this hash with the other hospitals'.")
 
 
-@command(
-    app,
-    "hospital start ~/fedhandoff/graz --server fl.example.org:9092 --name graz "
-    "--data-dir ~/skin --members ~/fedhandoff/graz/members",
-)
+@command(app, "hospital start --hospital graz")
 def start(
-    folder: Folder,
     server: Annotated[str, typer.Option(help="The server's host:port.")],
-    name: Annotated[str, typer.Option(help="The hospital's name.")],
     data_dir: Annotated[Path, typer.Option(help="The hospital's images (docs/data.md).")],
     members: Annotated[
         str,
@@ -65,6 +127,8 @@ def start(
             help="File with the keys of all hospitals; or first-use; or none (open runs only)."
         ),
     ],
+    hospital: Hospital = HERE,
+    site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     policy: Annotated[
         Path | None,
@@ -91,13 +155,13 @@ def start(
     node_config: Annotated[str, typer.Option(help="More keys, such as \"model='resnet18'\".")] = "",
 ) -> None:
     """Start the hospital's SuperNode, and keep it running."""
-    from deploy.hospital import Hospital, start_supernode
+    from deploy import hospital as deployed
 
-    start_supernode(
-        Hospital(
-            folder=folder,
+    deployed.start_supernode(
+        deployed.Hospital(
+            folder=hospital,
             server=server,
-            name=name,
+            name=site,
             data_dir=data_dir,
             store_dir=store_dir,
             members=members,
@@ -109,9 +173,9 @@ def start(
     )
 
 
-@command(app, "hospital status ~/fedhandoff/graz")
-def status(folder: Folder) -> bool:
-    """Show whether the SuperNode runs, its code, certificates and free disk."""
+@command(app, "hospital status --hospital graz")
+def status(hospital: Hospital = HERE) -> bool:
+    """Show whether it runs, its code, certificates and free disk."""
     from deploy.status import status
 
-    return not status(folder)
+    return not status(hospital)

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
+from cli.command import HERE, SITE, STORE_DIR, Hospital, Site, StoreDir, command, private
 
 app = typer.Typer()
 Run = Annotated[str | None, typer.Option(help="Identity of the run. Without it: the newest run.")]
 Policy = Annotated[Path | None, typer.Option(help="Policy of the run. Without it: the defaults.")]
 
 
-@command(app, "predict --site graz --store-dir ~/fedhandoff/graz/store --data ~/new --output p.csv")
+@command(app, "predict --hospital graz --data ~/new --output p.csv")
 def predict(
     data: Annotated[Path, typer.Option(help="A folder of images, a manifest, or an image.")],
     output: Annotated[Path, typer.Option(help="The table to write (CSV).")],
@@ -35,6 +35,7 @@ def predict(
             "run).",
         ),
     ] = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> bool:
@@ -45,7 +46,7 @@ def predict(
     return not predict(store_dir / site, model or [], ensemble, data, output, calibrate)
 
 
-@command(app, "report --site graz --store-dir ~/fedhandoff/graz/store --to report.html")
+@command(app, "report --hospital graz --to report.html")
 def report(
     to: Annotated[Path, typer.Option(help="The page to write (HTML).")],
     run: Run = None,
@@ -54,6 +55,7 @@ def report(
         typer.Option(help="The hospital's labelled images of the run, for exact figures."),
     ] = None,
     policy: Policy = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
@@ -64,7 +66,7 @@ def report(
     report(site, store_dir, run, to, data_dir, policy)
 
 
-@command(app, "export graz --to model.safetensors --site graz --store-dir ~/fedhandoff/graz/store")
+@command(app, "export graz --to model.safetensors --hospital graz")
 def export(
     model: Annotated[
         str, typer.Argument(help="A file; or the name of a model, at home or of --result.")
@@ -77,6 +79,7 @@ def export(
         Path | None,
         typer.Option(help="Take the model from this result directory of an open run."),
     ] = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
@@ -93,7 +96,7 @@ def export(
     print(card)
 
 
-@command(app, "alone --data-dir ~/skin --site graz --store-dir ~/fedhandoff/graz/store")
+@command(app, "alone --hospital graz")
 def alone(
     data_dir: Annotated[Path, typer.Option(help="The hospital's labelled images of the run.")],
     run: Run = None,
@@ -101,6 +104,7 @@ def alone(
         str | None, typer.Option(help="Settings of the run. Without it: those in the ledger.")
     ] = None,
     policy: Policy = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
@@ -114,7 +118,7 @@ def alone(
     alone(site, store_dir, run, data_dir, run_config, policy)
 
 
-@command(app, "open ~/parcels/*.npz --run-config ~/config.toml --site graz")
+@command(app, "open ~/parcels/*.npz --run-config ~/config.toml --hospital graz")
 def open_(
     parcels: Annotated[list[Path], typer.Argument(help="Files in the run's parcels/.")],
     run_config: Annotated[str, typer.Option(help="Settings of the run: its config.toml.")],
@@ -124,6 +128,7 @@ def open_(
     members: Annotated[
         Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")
     ] = None,
+    hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> bool:

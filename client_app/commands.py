@@ -17,10 +17,18 @@ from strategies.protocol.run_config import changed_settings
 from strategies.protocol.settings import SettingsError
 
 
-def identity(site: str, store_dir: Path) -> None:
-    """Print the hospital's line for the file of members; make its keys if it has none."""
-    file = store_dir / site / "identity"
-    print(member_line(site, Identity.load(site, file).member), end="")
+def identity(site: str, store_dir: Path, members: Path | None) -> None:
+    """Print the hospital's line for the files of members; make its keys if it has none.
+
+    Args:
+        site: The hospital's name.
+        store_dir: The folder of its store.
+        members: Its own file of members, which gets the line, too.
+    """
+    member = Identity.load(site, store_dir / site / "identity").member
+    if members:
+        add_member(members, site, str(member))
+    print(member_line(site, member), end="")
 
 
 def members(path: Path, change: Sequence[str]) -> None:

@@ -66,9 +66,10 @@ def demonstrate(asynchronous: bool = False) -> None:
 def server(folder: Path) -> Iterator[str]:
     """Run a server with its files in `folder`/server; yields its address for hospitals."""
     address, control = f"127.0.0.1:{free_port()}", free_port()
-    _command("server", "authority", folder / "server", "--name", "127.0.0.1")
-    arguments = ["--fleet-address", address, "--control-port", str(control)]
-    with background(folder, "server", "start", folder / "server", *arguments) as process:
+    _command("server", "authority", "--server", folder / "server", "--name", "127.0.0.1")
+    start = ("server", "start", "--server", folder / "server")
+    ports = ("--fleet-address", address, "--control-port", str(control))
+    with background(folder, *start, *ports) as process:
         _wait_for(command_address(address, control), process)
         yield address
 
@@ -92,33 +93,28 @@ def hospitals(
         own: Further arguments for one hospital, by name.
         names: The hospitals, each with its images in `folder`/images/<name>.
     """
-    lines = [_identity(name, folder / name / "store") for name in names]
-    (folder / "members").write_text("".join(lines), encoding="utf-8")
     members = folder / "members" if sealed else "none"
+    for name in names:
+        paths = ("--folder", folder / name, "--data", folder / "images" / name)
+        _command("hospital", "init", name, *paths, "--server", address, "--members", members)
     with ExitStack() as running:
         for name in names:
             hospital = folder / name
-            _command("hospital", "key", hospital, name)
-            _command("hospital", "approve", hospital)
-            _command(
-                "server", "register", folder / "server", hospital / f"{name}.pub", "--name", name
-            )
+            key = ("--name", name, hospital / f"{name}.pub")
+            _command("server", "register", "--server", folder / "server", *key)
             if not sealed:
                 (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
-            paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
-            options = ("--server", address, "--name", name, "--members", members, *paths, *more)
-            options += tuple(own.get(name, ()))
-            running.enter_context(
-                background(folder, "hospital", "start", hospital, *options, log=name)
-            )
+            start = ("hospital", "start", "--hospital", hospital)
+            options = (*more, *own.get(name, ()))
+            running.enter_context(background(folder, *start, *options, log=name))
         yield
 
 
 def run(folder: Path, settings: str) -> Path:
     """Do a run on the server in `folder`; returns the folder of its results."""
     run_config = f"{settings} output-dir='{folder}/runs'"
-    _command("server", "run", folder / "server", "--run-config", run_config)
+    _command("server", "run", "--server", folder / "server", "--run-config", run_config)
     (result,) = (folder / "runs").iterdir()
     return result
 
@@ -132,12 +128,6 @@ def write_images(folder: Path) -> None:
             path = folder / HOSPITALS[hospital] / str(label) / f"{index:03}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray((image * 15).astype("uint8")).save(path)
-
-
-def _identity(hospital: str, store: Path) -> str:
-    """A hospital's line for the file of members."""
-    command = [*FEDHANDOFF, "hospital", "identity", "--site", hospital]
-    return subprocess.check_output([*command, "--store-dir", store], text=True)
 
 
 def _command(*arguments: str | Path) -> None:

@@ -85,9 +85,10 @@ ALLOWED = {
     "deploy/control.py": {"flwr"},
     # It starts Flower's programs and looks into no other; the demo makes images.
     "deploy": {
-        *("cryptography", "sklearn", "PIL", "server_app.check"),
+        *("cryptography", "sklearn", "PIL", "tomli_w", "server_app.check"),
         *("client_app.authority.node_config", "client_app.authority.start"),
-        *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.local"),
+        *("strategies.protocol.code", "strategies.protocol.declared", "strategies.protocol.files"),
+        "strategies.protocol.local",
         *("strategies.protocol.names", "strategies.protocol.text"),
         *("strategies.protocol.run_config", "strategies.protocol.settings"),
     },

@@ -12,6 +12,7 @@ from click import Context, Group
 
 from cli import app, main
 from deploy.errors import DeployError
+from deploy.own_file import write_own
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +26,7 @@ def commands_of(group, words=()):
             yield (*words, name), each
 
 
+GRAZ = {"name": "graz", "data": "/skin", "server": "fl.example.org:9092", "members": "members"}
 COMMANDS = dict(commands_of(typer.main.get_command(app)))
 
 
@@ -36,7 +38,11 @@ def failed(capsys, *arguments):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_help_of_each_command_has_an_example_that_it_accepts(words, capsys):
+def test_the_help_of_each_command_has_an_example_that_it_accepts(
+    words, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_own(tmp_path / "fedhandoff" / "graz", "hospital.toml", GRAZ)
     with pytest.raises(SystemExit) as ended:
         main([*words, "--help"])
     assert ended.value.code == 0
@@ -44,7 +50,7 @@ def test_the_help_of_each_command_has_an_example_that_it_accepts(words, capsys):
     given = shlex.split(example)
     assert tuple(given[: 1 + len(words)]) == ("fedhandoff", *words)
     command = COMMANDS[words]
-    command.make_context("x", given[1 + len(words) :], parent=Context(command))
+    command.make_context(words[-1], given[1 + len(words) :], parent=Context(command))
 
 
 def test_without_a_command_all_are_listed(capsys):
@@ -62,8 +68,8 @@ def test_without_a_command_all_are_listed(capsys):
         (["check", "--hospital", "2"], "fedhandoff check: No such option"),
         (["check", "--hospitals", "two"], "fedhandoff check: Invalid value for '--hospitals'"),
         (["check", "--run-config", "colour=1"], "fedhandoff check: There is no setting 'colour'"),
-        (["hospital", "start"], "fedhandoff hospital start: Missing "),
-        (["hospital", "key", "x", "a/b"], "fedhandoff hospital key: "),
+        (["hospital", "start"], "fedhandoff hospital start: There is no hospital.toml: "),
+        (["hospital", "init", "graz"], "fedhandoff hospital init: Missing option '--data'"),
         (["members", "--site", "a/b"], "fedhandoff members: Invalid value for '--site'"),
     ],
 )
@@ -79,7 +85,7 @@ def test_the_cause_of_a_failed_deployment_is_one_line(monkeypatch, capsys, tmp_p
         raise DeployError("The port is in use.")
 
     monkeypatch.setattr("deploy.server.start_superlink", fails)
-    status, error = failed(capsys, "server", "start", tmp_path)
+    status, error = failed(capsys, "server", "start", "--server", tmp_path)
     assert (status, error) == (2, "fedhandoff server start: The port is in use.\n")
 
 
@@ -88,7 +94,7 @@ def test_ctrl_c_ends_with_its_own_status(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("deploy.server.start_superlink", interrupted)
-    assert failed(capsys, "server", "start", tmp_path)[0] == 130
+    assert failed(capsys, "server", "start", "--server", tmp_path)[0] == 130
 
 
 def test_the_home_folder_of_a_path_is_found(monkeypatch, tmp_path, capsys):

@@ -36,6 +36,7 @@ from client_app.errors import DataError
 from client_app.hospital import open_hospital
 from client_app.release.disclosure import open_disclosure
 from client_app.store import Store
+from deploy.own_file import write_own
 from learning.calibration import LOWEST, fit_temperature
 from learning.evaluation import probabilities
 from learning.export import load_model, read_manifest, save_model
@@ -704,7 +705,8 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     """With $D as the demo leaves it, and $R an open run; ONNX is tested where it is written."""
     place = tmp_path / "demo"
     shutil.copytree(run.place, place)
-    shutil.copy(place / "graz" / "store" / "graz" / "members", place)
+    own = {"name": "graz", "data": str(place / "images" / "graz"), "members": "first-use"}
+    write_own(place / "graz", "hospital.toml", own)
     simulated = Finished(tmp_path / "open", sealed=False, keep=dict.fromkeys(NAMES, "none"))
     parcels = simulated.result / "parcels"
     (parcels / "graz.npz").rename(parcels / "hospital-0.npz")

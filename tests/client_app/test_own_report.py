@@ -27,6 +27,7 @@ from client_app.authority.ledger import append, path_of, read
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.datasets import open_data
 from client_app.store import Store
+from deploy.own_file import write_own
 from learning.evaluation import probabilities
 from learning.export import load_model
 from learning.packing import pack_buffer
@@ -100,12 +101,15 @@ def test_the_commands_of_the_readme_work_one_after_the_other(place, tmp_path, mo
     """After a run of the hospital that docs/deployment.md sets up."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(place, tmp_path / "fedhandoff" / "graz")
+    graz = tmp_path / "fedhandoff" / "graz"
+    shutil.copytree(place, graz)
+    own = {"name": "graz", "data": "~/skin", "policy": "policy.toml"}
+    write_own(graz, "hospital.toml", own)
     shutil.copytree(place / "images", tmp_path / "skin")
     shutil.copytree(place / "images", tmp_path / "new")
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     readme = readme.replace("\\\n", "")
-    asked = re.findall(r"^uv run fedhandoff (\w+ .*--site graz.*)", readme, re.MULTILINE)
+    asked = re.findall(r"^uv run fedhandoff (\w+ .*--hospital graz.*)", readme, re.MULTILINE)
     assert [each.split()[0] for each in asked] == ["ledger", "predict", "report"]
     for command in asked:
         with pytest.raises(SystemExit) as ended:

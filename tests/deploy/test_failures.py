@@ -72,7 +72,7 @@ class Network:
 @contextmanager
 def running(folder):
     """A run on the server in `folder`; yields what returns its events so far."""
-    command = [*FEDHANDOFF, "server", "run", folder / "server", "--run-config"]
+    command = [*FEDHANDOFF, "server", "run", "--server", folder / "server", "--run-config"]
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(
             [*command, f"{SETTINGS} output-dir='{folder}/runs'"], stdout=log, stderr=log
@@ -113,11 +113,9 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
             linz, twin = tmp_path / "linz", tmp_path / "twin"
             for part in ("approved", "store/linz"):
                 shutil.copytree(linz / part, twin / part)
-            for part in ("linz.key", "ca.crt"):
+            for part in ("linz.key", "ca.crt", "hospital.toml", "policy.toml"):
                 shutil.copy2(linz / part, twin)
-            options = ("--server", address, "--name", "linz", "--members", tmp_path / "members")
-            folders = ("--data-dir", tmp_path / "images/linz", "--store-dir", twin / "store")
-            with background(tmp_path, "hospital", "start", twin, *options, *folders, log="twin"):
+            with background(tmp_path, "hospital", "start", "--hospital", twin, log="twin"):
                 wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
             wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
             network.mend()

@@ -98,8 +98,8 @@ class Operator:
         config = f"{METHODS[self.method]} {SETTINGS} output-dir='{self.output}'"
         if self.result:
             config = str(self.result / "checkpoint" / "resume.toml")
-        command = [sys.executable, "-m", "cli", "server", "run", str(self.folder / "server")]
-        command += ["--run-config", config]
+        command = [sys.executable, "-m", "cli", "server", "run"]
+        command += ["--server", str(self.folder / "server"), "--run-config", config]
         with (self.output / f"{len(self.commands)}.log").open("wb") as log:
             self.commands.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
 

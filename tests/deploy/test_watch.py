@@ -201,7 +201,7 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
             os.kill(process, signal.SIGTERM)
 
     demo.write_images(tmp_path / "images")
-    run = ["server", "run", str(tmp_path / "server"), "--run-config", settings]
+    run = ["server", "run", "--server", str(tmp_path / "server"), "--run-config", settings]
     with (
         demo.server(tmp_path) as address,
         demo.hospitals(tmp_path, address, names=["graz"]),

@@ -1,0 +1,128 @@
+"""hospital.toml and server.toml: what one would otherwise type in every command.
+
+Each is in the folder of its hospital or server (docs/deployment.md).
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+
+from deploy.errors import DeployError
+from strategies.protocol.declared import between, condition, declare, keys_of, near_miss, read
+from strategies.protocol.files import make_private, read_by_hand, replacing
+from strategies.protocol.names import RESERVED, is_name
+
+PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
+NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
+Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
+Name = Annotated[
+    str,
+    condition(
+        lambda name: is_name(name) and name.lower() not in RESERVED,
+        "1 to 64 ASCII letters, digits, '.', '-' and '_', and start with a letter or a digit",
+    ),
+]
+Kind = Annotated[str, condition(lambda kind: kind in ("folder", "manifest"), "folder or manifest")]
+Port = Annotated[int, between(0, 65535)]
+
+
+@declare
+class HospitalFile:
+    """The keys of hospital.toml; its paths are relative to its folder.
+
+    Attributes:
+        data: The folder of images, or the manifest.
+        dataset: "folder" or "manifest", if `data` can be read as either.
+        model: The network that the hospital starts with. Without it: the run's.
+        members: The file with the keys of all hospitals, "first-use", or "none".
+        server: host:port of the server.
+        runtime_port: The port of the SuperNode for the hospital's processes; 0 = a free one.
+    """
+
+    name: Name
+    data: Text = "images"
+    dataset: Kind = "folder"
+    model: Text = "cnn"
+    store: Text = "store"
+    policy: Text = "policy.toml"
+    members: Text = "members"
+    server: Text = "localhost:9092"
+    runtime_port: Port = 0
+
+
+@declare
+class ServerFile:
+    """The keys of server.toml.
+
+    Attributes:
+        fleet_address: host:port on which hospitals connect.
+        control_port: The port for commands from the server's own machine.
+    """
+
+    fleet_address: Text = "0.0.0.0:9092"
+    control_port: Port = 8000
+
+
+FILES: dict[str, type[Any]] = {"hospital.toml": HospitalFile, "server.toml": ServerFile}
+
+
+def find_folder(chosen: Path, file: str) -> Path:
+    """The folder that a person has named: a name below ~/fedhandoff, or a path.
+
+    Args:
+        chosen: The name or path.
+        file: The file that the folder should have.
+    """
+    path = chosen.expanduser()
+    is_bare = len(path.parts) == 1 and not path.is_absolute()
+    return PLACE.expanduser() / path if is_bare and not (path / file).is_file() else path
+
+
+def read_own(folder: Path, file: str) -> dict[str, Any]:
+    """The keys and values in the file of a folder; empty if there is no file.
+
+    Raises:
+        DeployError: The file cannot be read, or has an unknown key or a wrong value; the text
+            names all of them.
+    """
+    path, table = folder / file, FILES[file]
+    try:
+        values = tomllib.loads(read_by_hand(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{path} cannot be read: {error}") from error
+    known = [*keys_of(table), *[NODE_CONFIG] * (table is HospitalFile)]
+    own = {key: value for key, value in values.items() if key != NODE_CONFIG}
+    _, problems = read(own, table)
+    for key in own.keys() - set(known):
+        problems[key] = f"There is no key '{key}'{near_miss(key, known)}"
+    if not isinstance(values.get(NODE_CONFIG, {}), dict):
+        problems[NODE_CONFIG] = f"'{NODE_CONFIG}' must be a table: [{NODE_CONFIG}]."
+    if "name" in known and "name" not in own:
+        problems["name"] = "The key 'name' is missing: it is the hospital's name."
+    if problems:
+        raise DeployError(f"{path}: " + " ".join(problems.values()))
+    return values
+
+
+def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
+    """Write the file of a folder, which is made; values that are None are left out.
+
+    Raises:
+        DeployError: The file exists, or a value is wrong.
+    """
+    path = folder / file
+    if path.exists():
+        raise DeployError(f"{path} already exists: change it with an editor, or move it away.")
+    make_private(folder)
+    given = {key: value for key, value in values.items() if value is not None}
+    with replacing(path) as draft:
+        draft.write_text(tomli_w.dumps(given), encoding="utf-8")
+    try:
+        read_own(folder, file)
+    except DeployError:
+        path.unlink()
+        raise

@@ -1,0 +1,160 @@
+"""hospital.toml and server.toml: their values are the defaults of options, and errors name all."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from client_app.authority.policy import DEFAULTS
+from deploy import hospital
+from deploy.own_file import HospitalFile, read_own, write_own
+from strategies.protocol.code import hash_of
+from strategies.protocol.declared import keys_of
+
+ROOT = Path(__file__).parents[2]
+GRAZ = {"name": "graz", "data": "images", "server": "localhost:9092", "members": "members"}
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Calls a command at home; its status, output and errors."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The hospitals that `hospital start` has started."""
+    found: list[hospital.Hospital] = []
+    monkeypatch.setattr(hospital, "start_supernode", found.append)
+    return found
+
+
+@pytest.fixture
+def graz(tmp_path):
+    return tmp_path / "fedhandoff" / "graz"
+
+
+def test_init_makes_all_that_a_hospital_needs_and_says_who_gets_what(call, graz, tmp_path):
+    options = ("--data", "skin", "--server", "fl.example.org:9092", "--model", "resnet18")
+    status, out, _ = call("hospital", "init", "graz", *options)
+    assert status == 0
+    assert tomllib.loads((graz / "hospital.toml").read_text()) == {
+        **{"name": "graz", "data": str(tmp_path / "skin"), "store": "store"},
+        **{"server": "fl.example.org:9092", "members": "members", "policy": "policy.toml"},
+        "model": "resnet18",
+    }
+    assert (graz / "policy.toml").read_bytes() == DEFAULTS.read_bytes()
+    assert (graz / "approved" / "code").read_text().strip() == hash_of(ROOT)
+    assert (graz / "graz.key").stat().st_mode & 0o777 == 0o600
+    assert hash_of(ROOT) in out
+    assert f"{graz}/graz.pub goes to the server's operator" in out
+    assert call("hospital", "identity", "--hospital", "graz")[1] == out.splitlines(True)[-1]
+    status, _, error = call("hospital", "init", "graz", *options)
+    assert (status, "already exists" in error) == (2, True)
+
+
+def test_in_a_terminal_init_asks_for_what_is_missing(call, graz, monkeypatch):
+    answers = iter(["~/skin", "fl.example.org:9092"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.prompt", lambda question: next(answers))
+    assert call("hospital", "init", "graz")[0] == 0
+    written = tomllib.loads((graz / "hospital.toml").read_text())
+    assert written["data"] == str(Path.home() / "skin")
+    assert written["server"] == "fl.example.org:9092"
+
+
+def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, started):
+    more = {"dataset": "folder", "runtime-port": 9095, "policy": "/rules.toml"}
+    config = {"train.batch-size": 8, "resident": False, "keep": "none"}
+    write_own(graz, "hospital.toml", {**GRAZ, **more, "node-config": config})
+    assert call("hospital", "start", "--hospital", "graz")[0] == 0
+    (found,) = started
+    assert found == hospital.Hospital(
+        folder=graz,
+        server="localhost:9092",
+        name="graz",
+        data_dir=graz / "images",
+        store_dir=graz / "store",
+        members=str(graz / "members"),
+        policy=Path("/rules.toml"),
+        node_config=found.node_config,
+        runtime_port=9095,
+    )
+    assert hospital._parsed(found.node_config) == {**config, "dataset": "folder"}
+    given = ("--server", "other:1", "--members", "first-use", "--any-code")
+    assert call("hospital", "start", "--hospital", graz, *given)[0] == 0
+    assert (started[1].server, started[1].members) == ("other:1", "first-use")
+    assert started[1].any_code
+
+
+@pytest.mark.parametrize("members", ["first-use", "none"])
+def test_members_without_a_file_are_those_of_the_store(call, graz, started, members):
+    write_own(graz, "hospital.toml", {**GRAZ, "members": members})
+    assert call("hospital", "start", "--hospital", "graz")[0] == 0
+    assert started[0].members == members
+    (graz / "store" / "graz").mkdir(parents=True)
+    (graz / "store" / "graz" / "members").write_text("# none\n")
+    assert call("members", "--hospital", "graz")[:2] == (0, "")
+
+
+def test_a_hospital_is_that_of_the_folder_that_one_is_in(call, graz, monkeypatch):
+    write_own(graz, "hospital.toml", GRAZ)
+    monkeypatch.chdir(graz)
+    status, out, _ = call("hospital", "identity")
+    assert (status, out[:8]) == (0, 'graz = "')
+    assert (graz / "store" / "graz" / "identity").exists()
+
+
+def test_all_wrong_keys_are_named_at_once(call, graz):
+    graz.mkdir(parents=True)
+    (graz / "hospital.toml").write_text("nam = 1\nruntime-port = 70000\nserver = ''\nkeys = 2\n")
+    status, _, error = call("ledger", "--hospital", "graz")
+    assert status == 2
+    assert error.startswith(f"fedhandoff ledger: {graz}/hospital.toml: ")
+    for said in ("'nam'; did you mean 'name'?", "'runtime-port' is 70000", "'server'", "'keys'"):
+        assert said in error
+    assert "'name' is missing" in error
+    (graz / "hospital.toml").write_text("name = ")
+    assert "cannot be read" in call("ledger", "--hospital", "graz")[2]
+
+
+def test_the_file_of_the_page_can_be_read(tmp_path):
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (example,) = re.findall(r"```toml\n(name = .*?)```", page, re.DOTALL)
+    (tmp_path / "hospital.toml").write_text(example)
+    assert {*read_own(tmp_path, "hospital.toml")} == {*keys_of(HospitalFile), "node-config"}
+
+
+def test_a_wrong_value_is_not_written(call, graz):
+    given = ("--data", "skin", "--server", "fl.example.org:9092")
+    status, _, error = call("hospital", "init", "a b", *given)
+    assert (status, "'name' is 'a b'" in error) == (2, True)
+    assert not (graz.parent / "a b" / "hospital.toml").exists()
+
+
+def test_the_server_listens_where_its_file_says(call, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr("deploy.server.start_superlink", lambda *given: found.append(given))
+    folder = tmp_path / "fedhandoff" / "server"
+    assert call("server", "authority", "--name", "fl.example.org")[0] == 0
+    file = folder / "server.toml"
+    assert tomllib.loads(file.read_text()) == {
+        "fleet-address": "0.0.0.0:9092",
+        "control-port": 8000,
+    }
+    file.write_text("control-port = 8001\n")
+    assert call("server", "start", "--fleet-address", "127.0.0.1:9093")[0] == 0
+    assert found == [(folder, "127.0.0.1:9093", 8001)]
+    file.write_text("control-prt = 8001\n")
+    assert "did you mean 'control-port'?" in call("server", "start")[2]
