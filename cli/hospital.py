@@ -22,55 +22,111 @@ from cli.command import (
 app = typer.Typer(help="A hospital: make its folder and keys, approve code, start.")
 
 
+Data = Annotated[
+    Path | None, typer.Option(help="Its folder of images, or its manifest (docs/data.md).")
+]
+Members = Annotated[
+    str,
+    typer.Option(
+        help="File with the keys of all hospitals; or first-use; or none (open runs only)."
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option(help="The network that it starts with. Without it: the run's.")
+]
+Folder = Annotated[
+    Path | None, typer.Option(help="The hospital's folder. Without it: ~/fedhandoff/NAME.")
+]
+
+
 @command(app, "hospital init graz --data ~/skin --server fl.example.org:9092")
 def init(
     name: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Its folder of images, or its manifest (docs/data.md).")
-    ] = None,
+    data: Data = None,
     server: Annotated[str | None, typer.Option(help="The server's host:port.")] = None,
-    members: Annotated[
-        str,
-        typer.Option(
-            help="File with the keys of all hospitals; or first-use; or none (open runs only)."
-        ),
-    ] = "members",
-    model: Annotated[
-        str | None, typer.Option(help="The network that it starts with. Without it: the run's.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="The hospital's folder. Without it: ~/fedhandoff/NAME.")
-    ] = None,
+    members: Members = "members",
+    model: Model = None,
+    folder: Folder = None,
 ) -> None:
     """Make a hospital's folder, with hospital.toml, policy, keys and code.
 
     In a terminal it asks for what is missing. Read the policy before the first run.
     """
+    private()
+    own = {
+        "name": name,
+        "data": _images(data),
+        "server": server or _asked("--server", "The server's host:port"),
+        "members": members,
+        "model": model,
+    }
+    place = _make(folder, own)
+    print(f"{place / name}.pub goes to the server's operator, who registers it.")
+
+
+@command(app, "hospital join graz.invitation --data ~/skin --yes")
+def join(
+    invitation: Annotated[Path, typer.Argument(help="The operator's invitation.")],
+    data: Data = None,
+    members: Members = "members",
+    model: Model = None,
+    folder: Folder = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Approve the code without a question.")
+    ] = False,
+) -> None:
+    """Join a consortium: approve its code, and answer its invitation.
+
+    It shows the code, and what the default policy says of the default settings, and asks. Then it
+    makes the hospital's folder, as init does. The keys never leave the hospital.
+    """
+    from client_app.authority.policy import DEFAULTS
+    from client_app.commands import policy
+    from deploy.invitation import read_invitation, write_answer
+
+    private()
+    found = read_invitation(invitation)
+    print(f"{found.hospital} is invited to {found.server} until {found.ends}.")
+    print(f"Certificate of the authority, SHA-256: {found.fingerprint}")
+    print(f"Code, which is that of this clone: {found.code}")
+    print("The default settings of a run, by the default policy:")
+    policy(DEFAULTS, "")
+    images = _images(data)
+    if not yes and (_asked("--yes", "Approve this code and join? (yes or no)") != "yes"):
+        raise typer.Exit(1)
+    own = {
+        "name": found.hospital,
+        "data": images,
+        "server": found.server,
+        "members": members,
+        "model": model,
+    }
+    answer = write_answer(_make(folder, own), found)
+    print(f"{answer} goes to the server's operator, who accepts it.")
+
+
+def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
+    """Make a hospital's folder, from its name and the other keys of hospital.toml; returns it."""
     from client_app.commands import identity, policy
     from deploy.approved import approve
     from deploy.credentials import make_key
     from deploy.own_file import PLACE, write_own
     from deploy.server import APP
 
-    private()
+    name, members = str(own["name"]), str(own["members"])
     place = folder or PLACE.expanduser() / name
-    images = data or Path(_asked("--data", "The hospital's images")).expanduser()
-    own = {
-        "name": name,
-        "data": str(images.absolute()),
-        "server": server or _asked("--server", "The server's host:port"),
-        "members": members,
-        "policy": "policy.toml",
-        "store": "store",
-        "model": model,
-    }
-    write_own(place, HOSPITAL, own)
+    write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
     policy(place / "policy.toml", None)
     make_key(place, name)
-    print(f"{place / name}.pub goes to the server's operator, who registers it.")
     print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
     print("This line goes to the other hospitals, for their members:")
     identity(name, place / "store", None if members in ("first-use", "none") else place / members)
+    return place
+
+
+def _images(data: Path | None) -> str:
+    """The absolute path of the hospital's images."""
+    return str((data or Path(_asked("--data", "The hospital's images")).expanduser()).absolute())
 
 
 def _asked(option: str, question: str) -> str:

@@ -25,7 +25,16 @@ def authority(
 
     make_authority(server, name)
     if not (server / SERVER).exists():
-        write_own(server, SERVER, {"fleet-address": FLEET_ADDRESS, "control-port": CONTROL_PORT})
+        port = FLEET_ADDRESS.rpartition(":")[2]
+        write_own(
+            server,
+            SERVER,
+            {
+                "address": f"{name[0]}:{port}",
+                "fleet-address": FLEET_ADDRESS,
+                "control-port": CONTROL_PORT,
+            },
+        )
     print(
         f"{server}/ca.crt      goes to every hospital, to check the server\n"
         f"{server}/ca.key      signs new server certificates: best kept offline\n"
@@ -64,6 +73,38 @@ def register(
     from deploy.server import register
 
     register(server, public_key, name)
+
+
+@command(app, "server invite graz")
+def invite(
+    hospital: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
+    to: Annotated[
+        Path | None, typer.Option(help="The invitation. Without it: NAME.invitation.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days until the invitation ends.")] = 14,
+    server: Server = HERE,
+) -> None:
+    """Make an invitation for a hospital, which it joins with.
+
+    A thief of the file can have a key registered under the hospital's name, before the hospital
+    itself: send it by a channel that only the hospital reads.
+    """
+    from deploy.invitation import invite
+
+    file = to or Path(f"{hospital}.invitation")
+    invite(server, hospital, file, days)
+    print(f"{file} goes to {hospital}, and to nobody else.")
+
+
+@command(app, "server accept graz.answer")
+def accept(
+    answer: Annotated[Path, typer.Argument(help="The hospital's answer to its invitation.")],
+    server: Server = HERE,
+) -> None:
+    """Register the hospital that has answered its invitation, once."""
+    from deploy.invitation import accept
+
+    accept(server, answer)
 
 
 @command(app, "server run --run-config \"strategy='cwt' min-hospitals=3\"")

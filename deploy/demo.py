@@ -94,18 +94,18 @@ def hospitals(
         names: The hospitals, each with its images in `folder`/images/<name>.
     """
     members = folder / "members" if sealed else "none"
+    at_server = ("--server", folder / "server")
     for name in names:
-        paths = ("--folder", folder / name, "--data", folder / "images" / name)
-        _command("hospital", "init", name, *paths, "--server", address, "--members", members)
+        hospital, invitation = folder / name, folder / f"{name}.invitation"
+        _command("server", "invite", name, "--to", invitation, *at_server)
+        paths = ("--folder", hospital, "--data", folder / "images" / name)
+        _command("hospital", "join", invitation, *paths, "--members", members, "--yes")
+        _command("server", "accept", hospital / f"{name}.answer", *at_server)
+        if not sealed:
+            (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
     with ExitStack() as running:
         for name in names:
-            hospital = folder / name
-            key = ("--name", name, hospital / f"{name}.pub")
-            _command("server", "register", "--server", folder / "server", *key)
-            if not sealed:
-                (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
-            (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
-            start = ("hospital", "start", "--hospital", hospital)
+            start = ("hospital", "start", "--hospital", folder / name, "--server", address)
             options = (*more, *own.get(name, ()))
             running.enter_context(background(folder, *start, *options, log=name))
         yield

@@ -57,10 +57,12 @@ class ServerFile:
     """The keys of server.toml.
 
     Attributes:
+        address: host:port under which hospitals reach the server, for invitations.
         fleet_address: host:port on which hospitals connect.
         control_port: The port for commands from the server's own machine.
     """
 
+    address: Text = "localhost:9092"
     fleet_address: Text = "0.0.0.0:9092"
     control_port: Port = 8000
 

@@ -59,7 +59,9 @@ def test_init_makes_all_that_a_hospital_needs_and_says_who_gets_what(call, graz,
     assert (graz / "graz.key").stat().st_mode & 0o777 == 0o600
     assert hash_of(ROOT) in out
     assert f"{graz}/graz.pub goes to the server's operator" in out
-    assert call("hospital", "identity", "--hospital", "graz")[1] == out.splitlines(True)[-1]
+    line = call("hospital", "identity", "--hospital", "graz")[1]
+    assert line in out
+    assert (graz / "members").read_text() == line
     status, _, error = call("hospital", "init", "graz", *options)
     assert (status, "already exists" in error) == (2, True)
 
@@ -150,6 +152,7 @@ def test_the_server_listens_where_its_file_says(call, tmp_path, monkeypatch):
     assert call("server", "authority", "--name", "fl.example.org")[0] == 0
     file = folder / "server.toml"
     assert tomllib.loads(file.read_text()) == {
+        "address": "fl.example.org:9092",
         "fleet-address": "0.0.0.0:9092",
         "control-port": 8000,
     }

@@ -115,7 +115,8 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
                 shutil.copytree(linz / part, twin / part)
             for part in ("linz.key", "ca.crt", "hospital.toml", "policy.toml"):
                 shutil.copy2(linz / part, twin)
-            with background(tmp_path, "hospital", "start", "--hospital", twin, log="twin"):
+            start = ("hospital", "start", "--hospital", twin, "--server", address)
+            with background(tmp_path, *start, log="twin"):
                 wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
             wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
             network.mend()

@@ -1,0 +1,236 @@
+"""Invitations: how a hospital gets the server's address, and the server the hospital's key.
+
+The operator makes an invitation, a file for one hospital (`fedhandoff server invite`). It has the
+server's address and certificate, the hash of the code, and a token. The hospital makes its keys and
+an answer with its public key (`fedhandoff hospital join`). The answer has no token, but a code of
+authentication (HMAC-SHA-256, RFC 2104) by the token over the name and the key. The operator accepts
+an answer once (`fedhandoff server accept`).
+
+A thief of an invitation can have one key registered under the hospital's name, until the hospital's
+own answer is accepted. Of two answers the second is refused, so the theft is noticed. The key gives
+no data: hospitals seal parcels for their members, and exchange the keys of members elsewhere.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from deploy.credentials import check_name
+from deploy.errors import DeployError
+from deploy.own_file import Name, Text, read_own
+from deploy.server import APP, register
+from strategies.protocol.code import hash_of
+from strategies.protocol.declared import declare, keys_of, pattern, read
+from strategies.protocol.files import read_text, replacing
+
+INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital
+MOST = 2**16  # bytes of an invitation or an answer
+TableT = TypeVar("TableT")
+Hash = Annotated[str, pattern("[0-9a-f]{64}", "a SHA-256, which has 64 hexadecimal digits")]
+Token = Annotated[str, pattern("[A-Za-z0-9_-]{43}", "a token as `server invite` makes it")]
+Time = Annotated[str, pattern(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "a time in UTC")]
+Key = Annotated[
+    str, pattern("ecdsa-sha2-nistp384 [A-Za-z0-9+/=]+", "a key as `hospital join` makes it")
+]
+
+
+@declare
+class Invitation:
+    """The keys of an invitation.
+
+    Attributes:
+        hospital: The hospital's name.
+        server: host:port of the server.
+        code: The hash of the code that the consortium runs.
+        ends: The time until which the operator accepts an answer.
+        token: The secret of this invitation.
+        pem: The certificate of the consortium's authority.
+    """
+
+    hospital: Name
+    server: Text
+    code: Hash
+    ends: Time
+    token: Token
+    pem: Text
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The authority's certificate.
+
+        Raises:
+            DeployError: It is none.
+        """
+        try:
+            return x509.load_pem_x509_certificate(self.pem.encode())
+        except ValueError as error:
+            raise DeployError(f"The invitation has no certificate: {error}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the certificate, which people compare by telephone."""
+        return self.certificate.fingerprint(hashes.SHA256()).hex()
+
+
+@declare
+class Answer:
+    """The keys of an answer: the hospital's name and public key, and their code by the token."""
+
+    hospital: Name
+    key: Key
+    mac: Hash
+
+
+def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
+    """Write an invitation; an earlier one for the hospital is no longer accepted.
+
+    Args:
+        folder: The server's folder, with the address in its server.toml.
+        hospital: The hospital's name.
+        file: The invitation.
+        days: The number of days for which it is accepted.
+
+    Raises:
+        DeployError: The name is not valid, or the server has no address or certificate.
+    """
+    check_name(hospital)
+    address, certificate = read_own(folder, "server.toml").get("address"), folder / "ca.crt"
+    if not address or not certificate.is_file():
+        raise DeployError(
+            f"{folder} has no ca.crt, or no 'address' in server.toml: make them with `fedhandoff "
+            "server authority`."
+        )
+    ends = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
+    token = secrets.token_urlsafe(32)
+    _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
+    content = {
+        **{"hospital": hospital, "server": address, "code": hash_of(APP), "ends": ends},
+        **{"token": token, "pem": certificate.read_text()},
+    }
+    with replacing(file) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(tomli_w.dumps(content, multiline_strings=True), encoding="utf-8")
+
+
+def read_invitation(file: Path) -> Invitation:
+    """Read an invitation, and check that it is for the code of this clone and has not ended.
+
+    Raises:
+        DeployError: It cannot be used; the text says why.
+    """
+    invitation = _read(file, Invitation)
+    if invitation.code != hash_of(APP):
+        raise DeployError(
+            f"{file} is for the code {invitation.code}, and {APP} has {hash_of(APP)}: use a clone "
+            "of the consortium's version."
+        )
+    _check_end(invitation.hospital, invitation.ends)
+    return invitation
+
+
+def write_answer(folder: Path, invitation: Invitation) -> Path:
+    """Write a hospital's answer to an invitation, and the authority's certificate.
+
+    Args:
+        folder: The hospital's folder, with its key.
+        invitation: The invitation.
+
+    Returns:
+        The answer.
+    """
+    name = invitation.hospital
+    file, public_key = folder / f"{name}.answer", folder / f"{name}.pub"
+    # This certificate alone: a file of certificates could have more, which would be trusted, too.
+    certificate = invitation.certificate.public_bytes(Encoding.PEM)
+    (folder / "ca.crt").write_bytes(certificate)
+    key = " ".join(public_key.read_text().split()[:2])
+    mac = _mac(_secret(invitation.token), invitation.hospital, key)
+    content = {"hospital": invitation.hospital, "key": key, "mac": mac}
+    with replacing(file) as draft:
+        draft.write_text(tomli_w.dumps(content), encoding="utf-8")
+    return file
+
+
+def accept(folder: Path, file: Path) -> str:
+    """Register the key of an answer; returns the hospital's name.
+
+    Raises:
+        DeployError: The answer is not that of an open invitation, or the key cannot be registered.
+    """
+    answer = _read(file, Answer)
+    name = answer.hospital
+    kept = _invitations(folder).get(name)
+    if kept is None:
+        raise DeployError(f"{name} has no invitation: make one with `fedhandoff server invite`.")
+    if done := kept.get("accepted"):
+        raise DeployError(
+            f"The invitation of {name} was accepted at {done}. If {name} did not send that answer, "
+            f"a thief has: unregister its node ({folder / 'hospitals.json'}), and invite again."
+        )
+    _check_end(name, kept["ends"])
+    if not hmac.compare_digest(_mac(bytes.fromhex(kept["secret"]), name, answer.key), answer.mac):
+        raise DeployError(f"{file} does not answer the newest invitation of {name}.")
+    public_key = folder / f"{name}.pub"
+    public_key.write_text(f"{answer.key} {name}\n")
+    register(folder, public_key, name)
+    _keep(folder, name, {"accepted": datetime.now(UTC).isoformat(timespec="seconds")})
+    return name
+
+
+def _secret(token: str) -> bytes:
+    """The secret that the server keeps of a token."""
+    return hashlib.sha256(b"fedhandoff invitation 1" + token.encode()).digest()
+
+
+def _mac(secret: bytes, hospital: str, key: str) -> str:
+    # No name has a zero, so no other name and key have the same text.
+    return hmac.digest(secret, f"{hospital}\0{key}".encode(), "sha256").hex()
+
+
+def _check_end(hospital: str, ends: str) -> None:
+    if datetime.now(UTC) > datetime.fromisoformat(ends):
+        raise DeployError(f"The invitation of {hospital} has ended at {ends}: ask for another.")
+
+
+def _invitations(folder: Path) -> dict[str, dict[str, str]]:
+    try:
+        kept: dict[str, dict[str, str]] = json.loads((folder / INVITATIONS).read_text())
+    except FileNotFoundError:
+        return {}
+    return kept
+
+
+def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
+    with replacing(folder / INVITATIONS) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({**_invitations(folder), hospital: facts}))
+
+
+def _read(file: Path, table: type[TableT]) -> TableT:
+    """A file of another party, checked.
+
+    Raises:
+        DeployError: It cannot be read, or has a wrong key or value.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(read_text(file, MOST))
+    except (OSError, ValueError) as error:
+        raise DeployError(f"{file} cannot be read: {error}") from error
+    known = {*keys_of(table)}
+    if values.keys() != known:
+        wrong = ", ".join(sorted(values.keys() ^ known)[:9])
+        raise DeployError(f"{file} is no {table.__name__.lower()}: see its keys {wrong!a}.")
+    found, problems = read(values, table)
+    if found is None:
+        raise DeployError(f"{file}: " + " ".join(problems.values()))
+    return found

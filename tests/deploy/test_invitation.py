@@ -1,0 +1,181 @@
+"""Invitations: a key is registered once, for the hospital that was invited, and in time."""
+
+import hashlib
+import re
+import stat
+import tomllib
+
+import pytest
+import tomli_w
+
+from cli import main
+from client_app.authority.members import read_members
+from deploy import invitation as module
+from deploy import server
+from deploy.errors import DeployError
+from deploy.invitation import accept, invite, read_invitation
+from strategies.protocol.code import hash_of
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The keys that were registered, by hospital."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(
+        module, "register", lambda _, key, name: found.update({name: key.read_text()})
+    )
+    return found
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Calls a command at home; its status, output and errors."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        return ended.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def folder(call, tmp_path):
+    """The server's folder, with an invitation of graz in the folder above."""
+    assert call("server", "authority", "--name", "fl.example.org")[0] == 0
+    assert call("server", "invite", "graz")[0] == 0
+    return tmp_path / "fedhandoff" / "server"
+
+
+def changed(file, **values):
+    """The file with other values."""
+    file.write_text(tomli_w.dumps({**tomllib.loads(file.read_text()), **values}))
+    return file
+
+
+def join(call, *more):
+    return call("hospital", "join", "graz.invitation", "--data", "skin", "--yes", *more)
+
+
+def test_a_hospital_joins_with_keys_that_stay(call, folder, registered, tmp_path):
+    status, out, _ = join(call)
+    assert status == 0
+    graz = tmp_path / "fedhandoff" / "graz"
+    own = tomllib.loads((graz / "hospital.toml").read_text())
+    assert (own["name"], own["server"]) == ("graz", "fl.example.org:9092")
+    assert (graz / "ca.crt").read_bytes() == (folder / "ca.crt").read_bytes()
+    assert (graz / "approved" / "code").read_text().strip() == hash_of(server.APP)
+    assert [*read_members(graz / "members")] == ["graz"]
+    for said in (hash_of(server.APP), "The policy allows this run.", "fl.example.org:9092"):
+        assert said in out
+    answer = graz / "graz.answer"
+    sent = answer.read_text()
+    assert tomllib.loads((tmp_path / "graz.invitation").read_text())["token"] not in sent
+    assert "PRIVATE" not in sent
+    assert call("server", "accept", answer)[0] == 0
+    assert registered == {"graz": (graz / "graz.pub").read_text()}
+    status, _, error = call("server", "accept", answer)
+    assert status == 2
+    assert "was accepted at" in error
+
+
+def test_only_its_owner_reads_an_invitation_and_the_server_keeps_no_token(folder, tmp_path):
+    file = tmp_path / "graz.invitation"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    token = tomllib.loads(file.read_text())["token"]
+    kept = folder / "invitations.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert token not in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"key": "ecdsa-sha2-nistp384 AAAA"},
+        {"mac": hashlib.sha256(b"guess").hexdigest()},
+    ],
+)
+def test_another_key_is_not_registered(call, folder, registered, tmp_path, values):
+    join(call)
+    answer = changed(tmp_path / "fedhandoff" / "graz" / "graz.answer", **values)
+    with pytest.raises(DeployError, match="does not answer the newest invitation of graz"):
+        accept(folder, answer)
+    assert not registered
+
+
+def test_an_answer_counts_for_the_invited_name_alone(call, folder, registered, tmp_path):
+    join(call)
+    invite(folder, "linz", tmp_path / "linz.invitation", 1)
+    answer = changed(tmp_path / "fedhandoff" / "graz" / "graz.answer", hospital="linz")
+    with pytest.raises(DeployError, match="does not answer"):
+        accept(folder, answer)
+    with pytest.raises(DeployError, match="wien has no invitation"):
+        accept(folder, changed(answer, hospital="wien"))
+    assert not registered
+
+
+def test_an_earlier_invitation_and_one_that_has_ended_are_refused(
+    call, folder, registered, tmp_path
+):
+    join(call)
+    answer = tmp_path / "fedhandoff" / "graz" / "graz.answer"
+    invite(folder, "graz", tmp_path / "second.invitation", 1)
+    with pytest.raises(DeployError, match="the newest invitation"):
+        accept(folder, answer)
+    invite(folder, "graz", tmp_path / "ended.invitation", -1)
+    with pytest.raises(DeployError, match=r"has ended at .*: ask for another"):
+        read_invitation(tmp_path / "ended.invitation")
+    with pytest.raises(DeployError, match="has ended"):
+        accept(folder, answer)
+    assert not registered
+
+
+def test_a_key_that_cannot_be_registered_can_be_accepted_later(
+    call, folder, registered, tmp_path, monkeypatch
+):
+    join(call)
+    answer = tmp_path / "fedhandoff" / "graz" / "graz.answer"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "register", server.register)
+        with pytest.raises(DeployError, match="start this folder's SuperLink first"):
+            accept(folder, answer)
+    assert accept(folder, answer) == "graz"
+    assert [*registered] == ["graz"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"code": "0" * 64}, "is for the code 0000.*: use a clone of the consortium's version"),
+        ({"hospital": "../x"}, "'hospital' is '../x'"),
+        ({"token": "short"}, "'token' is 'short'"),
+        ({"pem": "no certificate"}, "has no certificate"),
+        ({"more": 1}, "is no invitation: see its keys 'more'"),
+        ({"ends": "tomorrow"}, "'ends' is 'tomorrow'"),
+    ],
+)
+def test_an_invitation_that_cannot_be_used_makes_nothing(call, folder, tmp_path, values, said):
+    changed(tmp_path / "graz.invitation", **values)
+    status, _, error = join(call)
+    assert status == 2
+    assert re.search(said, error)
+    assert not (tmp_path / "fedhandoff" / "graz").exists()
+
+
+def test_only_one_certificate_is_trusted(call, folder, tmp_path):
+    own = (folder / "ca.crt").read_text()
+    other = (folder / "server.crt").read_text()
+    changed(tmp_path / "graz.invitation", pem=own + other)
+    assert join(call)[0] == 0
+    assert (tmp_path / "fedhandoff" / "graz" / "ca.crt").read_text() == own
+
+
+def test_a_hospital_is_asked_before_it_approves(call, folder, tmp_path, monkeypatch):
+    status, _, error = call("hospital", "join", "graz.invitation", "--data", "skin")
+    assert (status, error) == (2, "fedhandoff hospital join: Missing option '--yes'.\n")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda question: "no")
+    assert call("hospital", "join", "graz.invitation", "--data", "skin")[0] == 1
+    assert not (tmp_path / "fedhandoff" / "graz").exists()
