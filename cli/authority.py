@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from cli.command import HERE, SITE, STORE_DIR, Hospital, RunConfig, Site, StoreDir, command, private
+from cli.command import SITE, STORE_DIR, RunConfig, Site, StoreDir, command, private
+from cli.places import HERE, Hospital
 
 app = typer.Typer()
 

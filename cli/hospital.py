@@ -7,17 +7,8 @@ from typing import Annotated
 import typer
 from click import UsageError, get_current_context
 
-from cli.command import (
-    HERE,
-    HOSPITAL,
-    SITE,
-    STORE_DIR,
-    Hospital,
-    Site,
-    StoreDir,
-    command,
-    private,
-)
+from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
+from cli.places import HERE, HOSPITAL, Hospital
 
 app = typer.Typer(help="A hospital: make its folder and keys, approve code, start.")
 

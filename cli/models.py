@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.command import HERE, SITE, STORE_DIR, Hospital, Site, StoreDir, command, private
+from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
+from cli.places import HERE, Hospital
 
 app = typer.Typer()
 Run = Annotated[str | None, typer.Option(help="Identity of the run. Without it: the newest run.")]

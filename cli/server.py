@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.command import HERE, SERVER, RunConfig, Server, command
+from cli.command import RunConfig, command
+from cli.places import HERE, SERVER, Server
 
 FLEET_ADDRESS, CONTROL_PORT = "0.0.0.0:9092", 8000
 app = typer.Typer(help="The operator: start the server, register hospitals, start runs.")

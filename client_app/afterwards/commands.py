@@ -47,17 +47,17 @@ def open_parcels(
     from learning.errors import ModelError
 
     store = store_dir / site
-    paths = {"identity": identity or store / "identity", "members": members or store / "members"}
-    for name, path in paths.items():
+    own, trusted = identity or store / "identity", members or store / "members"
+    for path in (own, trusted):
         if not path.is_file():  # `Identity.load` would make new keys, which open no parcel
             raise SettingsError(
-                f"There is no file '{path}': give --site and --store-dir, or --{name}. {SIMULATED}"
+                f"There is no file '{path}': name the hospital with --hospital. {SIMULATED}"
             )
-    keys, trusted = Identity.load(site, paths["identity"]), read_members(paths["members"])
+    keys, known = Identity.load(site, own), read_members(trusted)
     settings, failed = changed_settings(run_config), 0
     for parcel in parcels:
         try:
-            print(take_home(parcel, store, keys, trusted, settings))
+            print(take_home(parcel, store, keys, known, settings))
         except (ArchiveError, ModelError, ParcelError, OSError) as error:
             print(f"Not opened: {parcel}. {error}", file=sys.stderr)
             failed += 1
@@ -303,7 +303,7 @@ def _newest_dossier(folder: Path, run: str | None) -> Path:
     ]
     if not found:
         raise SettingsError(
-            f"There is no dossier{f' of the run {run}' if run else ''} in {folder}: give --site "
-            "and --store-dir. A run without synthetic images has none."
+            f"There is no dossier{f' of the run {run}' if run else ''} in {folder}: name "
+            "the hospital with --hospital. A run without synthetic images has none."
         )
     return max(found, key=lambda path: path.stat().st_mtime)

@@ -108,7 +108,9 @@ class PastRun:
         """
         folder = store / site
         if not folder.is_dir():
-            raise SettingsError(f"There is no folder '{folder}': give --site and --store-dir.")
+            raise SettingsError(
+                f"There is no folder '{folder}': name the hospital with --hospital."
+            )
         lines, fault = _ledger(path_of(site, store))
         began = {
             each.name: each.stat().st_mtime

@@ -35,9 +35,7 @@ from pages.verdicts.model import (
 from strategies.protocol.names import join_names
 
 OWN = "the hospitals' own models"  # before the first hand-off
-COMMAND = (
-    "uv run fedhandoff report --site NAME --store-dir FOLDER --data-dir IMAGES --to report.html"
-)
+COMMAND = "uv run fedhandoff report --hospital NAME --to report.html"
 
 
 def judge_run(

@@ -322,7 +322,7 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     given += ["--run-config", "image-size=12"]
     status, printed = call("open", parcel, *given)
     assert status == 2
-    assert "wien/identity': give --site and --store-dir, or --identity" in printed.err
+    assert "wien/identity': name the hospital with --hospital" in printed.err
     call("hospital", "identity", *given[:4])
     status, printed = call("open", parcel, *given)
     assert (status, printed.out) == (1, "")

@@ -306,7 +306,7 @@ def test_other_images_are_not_tested_on(report, place):
 def test_what_is_wrong_is_named_in_one_line(finished, report, place, tmp_path):
     home = place / "store" / "graz" / "models" / finished.run
     for more, site, named in (
-        ((), "linz", "There is no folder '.*linz': give --site"),
+        ((), "linz", "There is no folder '.*linz': name the hospital"),
         (("--run", "other"), "graz", f"There is no run 'other' in .*; it has {finished.run}"),
     ):
         status, errors, _ = report(place, *more, site=site)

@@ -7,6 +7,7 @@ from client_app.authority.identity import Identity
 from client_app.authority.members import add_member
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
+from deploy.own_file import write_own
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
 from strategies.protocol.declared import keys_of
@@ -199,10 +200,10 @@ def test_the_file_of_defaults_says_where_the_members_are(tmp_path, monkeypatch, 
     key = str(Identity.load("linz", tmp_path / "key").member)
     add_member(tmp_path / "graz" / "members", "linz", key)
     (line,) = [line for line in DEFAULTS.read_text("utf-8").splitlines() if line[:3] == "#  "]
-    *_, command, name, site, _, folder, _ = line.split()
-    assert (command, name, site, folder) == ("fedhandoff", "members", "--site", "--store-dir")
+    assert line.split()[1:] == ["fedhandoff", "members", "--hospital", "NAME"]
+    write_own(tmp_path, "hospital.toml", {"name": "graz", "store": "."})
     with pytest.raises(SystemExit):
-        main([name, site, "graz", folder, str(tmp_path)])
+        main(["members", "--hospital", str(tmp_path)])
     assert capsys.readouterr().out.startswith("linz = ")
 
 

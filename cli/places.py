@@ -1,0 +1,93 @@
+"""The options --hospital and --server: a folder whose file has the defaults of other options."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from click import UsageError
+
+from deploy.errors import DeployError
+
+HERE = Path()
+HOSPITAL, SERVER = "hospital.toml", "server.toml"
+PATHS = ("store", "data", "policy", "members")  # keys of hospital.toml
+
+
+def _own(context: typer.Context, chosen: Path) -> Path:
+    """The hospital's folder; its hospital.toml gives the defaults of the other options."""
+    from deploy.own_file import NODE_CONFIG, find_folder
+
+    folder = find_folder(chosen, HOSPITAL)
+    own = _read(context, folder, HOSPITAL)
+    needs_folder = " hospital " in context.command_path and context.info_name != "identity"
+    if not own and (chosen != HERE or needs_folder):
+        raise UsageError(
+            f"There is no {folder / HOSPITAL}: name a hospital with --hospital, or make the file "
+            "with `fedhandoff hospital init`.",
+            context,
+        )
+    paths = {key: folder / Path(own[key]).expanduser() for key in PATHS if key in own}
+    config = {key: own[key] for key in ("dataset", "model") if key in own}
+    config |= own.get(NODE_CONFIG, {})
+    defaults = {
+        "site": own.get("name"),
+        "store_dir": paths.get("store", folder / "store" if own else None),
+        "data_dir": paths.get("data"),
+        "policy": paths.get("policy"),
+        "members": paths.get("members"),
+        "dataset": own.get("dataset"),
+        "server": own.get("server"),
+        "runtime_port": own.get("runtime-port"),
+        "node_config": " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
+    }
+    if (members := own.get("members")) in ("first-use", "none"):
+        defaults["members"] = members if context.info_name == "start" else None
+    context.default_map = {
+        key: value if isinstance(value, int) else str(value)
+        for key, value in defaults.items()
+        if value
+    }
+    return folder
+
+
+def _consortium(context: typer.Context, chosen: Path) -> Path:
+    """The server's folder; its server.toml gives the defaults of the other options."""
+    from deploy.own_file import find_folder
+
+    here = chosen == HERE and not (HERE / SERVER).is_file()
+    folder = find_folder(Path("server") if here else chosen, SERVER)
+    own = _read(context, folder, SERVER)
+    context.default_map = {key.replace("-", "_"): value for key, value in own.items()}
+    return folder
+
+
+def _read(context: typer.Context, folder: Path, file: str) -> dict[str, Any]:
+    from deploy.own_file import read_own
+
+    try:
+        return read_own(folder, file)
+    except DeployError as error:
+        raise UsageError(str(error), context) from error
+
+
+Hospital = Annotated[
+    Path,
+    typer.Option(
+        is_eager=True,
+        callback=_own,
+        help="The hospital: a name below ~/fedhandoff, or a folder. Its hospital.toml has the "
+        "defaults of the other options.",
+        show_default="the folder that you are in",
+    ),
+]
+Server = Annotated[
+    Path,
+    typer.Option(
+        is_eager=True,
+        callback=_consortium,
+        help="The server: a name below ~/fedhandoff, or a folder. Its server.toml has the defaults "
+        "of the other options.",
+        show_default="the folder that you are in, or ~/fedhandoff/server",
+    ),
+]
