@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.command import command
+from cli.command import STORE_DIR, StoreDir, command, private
 
 app = typer.Typer()
 Settings = Annotated[
@@ -64,6 +64,21 @@ def watch(
     from server_app.watch import watch
 
     return watch(directory)
+
+
+@command(app, "gain ~/images/graz ~/images/linz")
+def gain(
+    folders: Annotated[list[Path], typer.Argument(help="A folder or manifest per department.")],
+    store_dir: StoreDir = STORE_DIR,
+) -> None:
+    """Compare sums of several departments with each department alone.
+
+    Needs the extras timm and weights. Nothing leaves this machine.
+    """
+    from client_app.gain import print_gains
+
+    private()
+    print_gains(folders, store_dir)
 
 
 @command(app, "compare ~/fedhandoff/runs --csv table.csv --html table.html")

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from pages.figures import Assessment, is_noised, number
+from pages.figures import Assessment, Figure, direction, is_noised, number
 from pages.page import capital
 from pages.verdicts.model import (
     Verdict,
@@ -21,6 +21,12 @@ from pages.verdicts.model import (
 from strategies.protocol.names import join_names
 
 AS_LONG = "trained alone as long"  # the name of the hospital's own model
+ABOUT_GAIN = (
+    "Differences in points of percent, with 95 % intervals over splits of the patients. Alone: a "
+    "classifier of one department's images. Taking part: a classifier of the sums of all "
+    "departments; for its own patients a department counts its own sums more. Nothing left this "
+    "machine."
+)
 BESIDE = {"better": "better", "worse": "worse", "not shown": "not shown to be better or worse"}
 
 
@@ -143,3 +149,25 @@ def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | 
         for words, names in named.items()
     ]
     return verdict(judgement, f"Of {those}, {', '.join(said)} {where}.")
+
+
+def judge_gain(home: Figure, elsewhere: Figure) -> str:
+    """What taking part changes in balanced accuracy, for own patients and for those of others."""
+    own, others = map(_change, (home, elsewhere))
+    return (
+        f"If a department takes part, its balanced accuracy for its own patients {own}; for "
+        f"patients of other departments it {others}."
+    )
+
+
+def _change(difference: Figure) -> str:
+    verbs = {"better": "rises", "worse": "falls"}
+    verb = verbs.get(direction(difference), "is not shown to change")
+    value, interval = points(difference)
+    return f"{verb} ({value} points; 95 % interval {interval})"
+
+
+def points(difference: Figure) -> tuple[str, str]:
+    """A difference in points of percent, and its interval."""
+    value, low, high = (f"{100 * difference[each]:+.1f}" for each in ("value", "low", "high"))
+    return value, f"{low} to {high}"

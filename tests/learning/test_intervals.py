@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from learning.intervals import Estimate, combine, student, wilson
+from learning.intervals import Estimate, combine, mean_over_splits, student, wilson
 
 
 def test_the_interval_is_wilson_s():
@@ -36,3 +36,12 @@ def test_a_difference_of_what_errs_together_is_surer():
     assert apart.high == pytest.approx(0.1 + np.hypot(0.2, 0.3))
     alike = combine([1, -1], [first, second], np.ones((2, 2)))
     assert (alike.low, alike.high) == pytest.approx((0.0, 0.2))
+
+
+def test_splits_that_share_patients_have_a_wider_interval():
+    found = mean_over_splits([0.1, 0.2, 0.3], share=0.2)
+    # t of two degrees of freedom, the standard deviation, and 20 images tested on to 80 trained on.
+    half = 4.30265 * 0.1 * (1 / 3 + 20 / 80) ** 0.5
+    assert vars(found) == pytest.approx(
+        {"value": 0.2, "low": 0.2 - half, "high": 0.2 + half}, rel=1e-4
+    )

@@ -19,6 +19,7 @@ from torch import Tensor
 from audit.membership import exceeds
 from audit.sums import Features, Moments, audit_sums
 from client_app.authority.privacy_account import Account, Spent, noise_for
+from client_app.datasets import LocalData
 from client_app.request import Request
 from learning.learners.sums import Sums as Learner
 from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
@@ -26,6 +27,15 @@ from strategies.protocol.settings import require, rng_for
 from strategies.protocol.sums import SumsSettings
 
 FILE = "sums.jsonl"  # the sums that left, and the attacks on them, in the run's folder
+
+
+def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Generator) -> Images:
+    """The training images of a hospital, with their weights; `signs` as in `project`."""
+    features = project(data.train.images.flatten(1), settings.dimensions, signs)
+    _, owners, images = np.unique(data.train.patients, return_inverse=True, return_counts=True)
+    weights = torch.from_numpy(1 / images[owners]) if settings.epsilon else None
+    factor = round(ALIKE / len(owners)) if settings.weights == "equal" else 1
+    return Images(features, data.train.labels.cpu(), owners, len(data.classes), weights, factor)
 
 
 class OwnSums:
@@ -42,13 +52,7 @@ class OwnSums:
     @cached_property
     def images(self) -> Images:
         """The training images of the task, with their weights."""
-        data, settings = self.hospital.data, self.settings
-        features = project(data.train.images.flatten(1), settings.dimensions, self._signs)
-        _, owners, images = np.unique(data.train.patients, return_inverse=True, return_counts=True)
-        weights = torch.from_numpy(1 / images[owners]) if settings.epsilon else None
-        factor = round(ALIKE / len(owners)) if settings.weights == "equal" else 1
-        labels = data.train.labels.cpu()
-        return Images(features, labels, owners, len(data.classes), weights, factor)
+        return training_images(self.hospital.data, self.settings, self._signs)
 
     def release(self) -> dict[str, float]:
         """Prepare the sums of the task, unless they are kept; the figures of this.

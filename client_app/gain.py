@@ -1,0 +1,193 @@
+"""What departments gain from sums of features (strategies/sums.py): the command `gain`.
+
+One machine holds the folders of all departments. The images of each are split several times into
+training and test images. Each split gives three kinds of classifiers, as a run of `sums` does:
+
+    alone     of a department's own sums
+    shared    of the sums of all departments; tested on patients of other departments
+    home      the same with a department's own sums counted 1 + κ times; tested on its own patients
+
+λ and κ are chosen on training images. The seeds of the splits are 0, 1, ....
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from logging import INFO
+from math import isfinite, nan
+from pathlib import Path
+from statistics import fmean
+
+from flwr.common import log
+from torch import Tensor
+
+from client_app.datasets import LocalData, open_data
+from client_app.datasets.own import own_data
+from client_app.errors import DataError
+from client_app.release.sums.own import training_images
+from client_app.store import DEFAULT
+from learning.evaluation import score
+from learning.intervals import mean_over_splits
+from learning.learners.sums import Sums as Learner
+from learning.sums import KAPPAS, RIDGES, Sums, choose, solve
+from pages.figures import Figure
+from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
+from strategies.protocol.classes import group_spellings, quote, sort_classes
+from strategies.protocol.console import Console
+from strategies.protocol.names import join_names, names_of_folders
+from strategies.protocol.settings import Settings, complete, rng_for
+
+SPLITS = 5
+METRICS = {"balanced-accuracy": "Balanced accuracy, %", "auroc": "AUROC, %"}
+HOME, ELSEWHERE = "home", "elsewhere"
+MEANS = {HOME: "mean, own patients", ELSEWHERE: "mean, patients of others"}
+SETTINGS = {
+    "strategy": "sums",
+    "num-server-rounds": 1,
+    "train.freeze": "body",
+    "model": "timm:tf_efficientnet_lite0",
+    "pretrained": "package:efficientnet-lite0",
+    "image-size": 224,
+    "image-fit": "pad",  # photographs and X-rays of all shapes
+    "image-channels": 3,  # one department saves X-rays in grey, another in colour
+}
+Metrics = dict[str, float]
+Pair = tuple[float, float]  # alone, and taking part
+Tests = dict[str, dict[str, Pair]]  # by place and metric
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A metric on some patients, as fractions.
+
+    Attributes:
+        pairs: On each split the metric of a classifier alone, and of one of all departments.
+        share: The share of test images.
+    """
+
+    pairs: Sequence[Pair]
+    share: float
+
+    @property
+    def difference(self) -> Figure:
+        """The mean gain over the splits, with its 95 % interval."""
+        gains = [shared - alone for alone, shared in self.pairs]
+        mean = mean_over_splits(gains, self.share)
+        return {"value": mean.value, "low": mean.low, "high": mean.high}
+
+
+def measure_gains(
+    folders: Sequence[Path], store: Path = DEFAULT, splits: int = SPLITS
+) -> dict[str, dict[str, Gain]]:
+    """The gains by place and metric.
+
+    A place is a department's name; `HOME`, the mean over the departments on their own patients; or
+    `ELSEWHERE`, the mean over all pairs of a department and the patients of another one.
+
+    Args:
+        folders: The folder or manifest of each department.
+        store: Folder for decoded images and features.
+        splits: Number of splits, 2 or more.
+
+    Raises:
+        ModelError: The frozen network or its weights are missing.
+        DataError: There is only one department, or all images show one class, or two departments
+            spell a class differently, or images cannot be used, or a manifest fixes the split.
+    """
+    if len(folders) < 2:
+        raise DataError("A gain needs two departments: name the folders of two or more.")
+    settings = Settings.parse(complete(SETTINGS))
+    places = [str(folder.expanduser().absolute()) for folder in folders]
+    own = [replace(settings, dataset=own_data(place)) for place in places]
+    classes = sort_classes({name for each in own for name in _open(each, store).classes})
+    if len(classes) < 2:
+        raise DataError(f"All images show '{classes[0]}': a classifier needs two classes or more.")
+    if alike := [join_names([*map(quote, each)]) for each in group_spellings(classes)]:
+        raise DataError(f"Departments spell a class differently: {'; '.join(alike)}. Rename it.")
+    opened = [
+        [_open(replace(each, seed=seed), store, tuple(classes)) for each in own]
+        for seed in range(splits)
+    ]
+    for place, *two in zip(places, *opened[:2], strict=True):
+        if len({each.train.fingerprint for each in two}) < 2:
+            raise DataError(f"{place}: the column 'split' leaves one split; remove this column.")
+    tests, share = [], settings.test_fraction
+    for seed, parts in enumerate(opened):
+        log(INFO, "Split %d of %d", seed + 1, splits)
+        tests.append(_test(names_of_folders(places), parts, replace(settings, seed=seed)))
+    return {
+        place: {metric: Gain([each[place][metric] for each in tests], share) for metric in METRICS}
+        for place in tests[0]
+    }
+
+
+def _open(settings: Settings, store: Path, classes: tuple[str, ...] = ()) -> LocalData:
+    try:
+        return open_data(settings, 0, 1, classes, store)
+    except DataError as error:
+        raise DataError(f"{settings.dataset.partition(':')[2]}: {error}") from error
+
+
+def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) -> Tests:
+    """The metrics of all classifiers on one split."""
+    signs = rng_for(settings.seed, "projection")
+    images = [training_images(part, Learner.check(settings), signs) for part in parts]
+    sums = [each.sums() for each in images]
+    total = sum(sums[1:], sums[0])
+
+    def solve_at(k: int, others: Sums, kappas: Sequence[int]) -> Tensor:
+        rng = rng_for(settings.seed, "folds", hospital=names[k])
+        ridge, kappa = choose(others, images[k], RIDGES, kappas, rng)
+        return solve(others + sums[k] * (1 + kappa), ridge)
+
+    def test(head: Tensor, k: int) -> Metrics:
+        held_out = parts[k].test
+        scores = (held_out.images.flatten(1) @ head.T).softmax(dim=1)
+        return score(scores, held_out.labels)
+
+    every = range(len(names))
+    alone = [solve_at(k, sums[k] * 0, [0]) for k in every]
+    shared = solve_at(0, total - sums[0], [0])
+    found = {
+        name: [(test(alone[k], k), test(solve_at(k, total - sums[k], KAPPAS), k))]
+        for k, name in enumerate(names)
+    }
+    at = [test(shared, k) for k in every]
+    pairs = {
+        HOME: [pair for each in found.values() for pair in each],
+        ELSEWHERE: [(test(alone[j], k), at[k]) for j, k in permutations(every, 2)],
+    }
+    return {
+        place: {metric: _mean(tests, metric) for metric in METRICS}
+        for place, tests in (found | pairs).items()
+    }
+
+
+def _mean(pairs: Sequence[tuple[Metrics, Metrics]], metric: str) -> Pair:
+    """The means of a metric over the pairs that have it: one class has no AUROC."""
+    measured = [[test[metric] for test in pair] for pair in pairs if metric in pair[0]]
+    alone, shared = zip(*measured, strict=True) if measured else ([nan], [nan])
+    return fmean(alone), fmean(shared)
+
+
+def print_gains(folders: Sequence[Path], store: Path) -> None:
+    """Print the verdict on the gains of departments, and a table; see `measure_gains`."""
+    Console.install()
+    print(describe_gains(measure_gains(folders, store)))
+
+
+def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
+    """The verdict on gains from `measure_gains`, and a table, as text."""
+    home, elsewhere = (gains[place]["balanced-accuracy"].difference for place in (HOME, ELSEWHERE))
+    names = {place: MEANS.get(place, place) for place in gains}
+    width = max(map(len, names.values()))
+    lines = [judge_gain(home, elsewhere)]
+    for metric, title in METRICS.items():
+        lines += ["", f"{title:{width}}  alone  taking part  difference"]
+        for place, name in names.items():
+            gain = gains[place][metric]
+            alone, shared = (100 * fmean(each) for each in zip(*gain.pairs, strict=True))
+            value, interval = points(gain.difference)
+            cells = f"{alone:5.1f}  {shared:11.1f}  {value} ({interval})"
+            lines.append(f"{name:{width}}  {cells if isfinite(alone) else '–'}")
+    return "\n".join([*lines, "", ABOUT_GAIN])

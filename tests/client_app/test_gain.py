@@ -1,0 +1,110 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from cli import main
+from client_app import gain
+from client_app.errors import DataError
+from client_app.gain import ELSEWHERE, HOME, describe_gains, measure_gains
+from pages.figures import Figure
+from pages.verdicts.home import judge_gain
+
+COLOURS = {"dark": 40, "grey": 120, "light": 200}
+
+
+@pytest.fixture(autouse=True)
+def _random_network(monkeypatch):
+    small = {"model": "mlp", "pretrained": "", "image-size": 8}
+    monkeypatch.setattr(gain, "SETTINGS", gain.SETTINGS | small)
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """Draw a department's images of some classes."""
+    rng = np.random.default_rng(0)
+
+    def drawn(name, *classes, number=15):
+        for label in classes:
+            folder = tmp_path / name / label
+            folder.mkdir(parents=True)
+            for index in range(number):
+                pixels = rng.normal(COLOURS.get(label, 120), 25, (8, 8)).clip(0, 255)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index}.png")
+        return tmp_path / name
+
+    return drawn
+
+
+def test_a_class_of_the_other_department_is_learnt_by_taking_part(draw, tmp_path):
+    """Alone, a department can find one of the other department's two classes at most."""
+    folders = [draw("graz", "dark", "grey"), draw("linz", "grey", "light")]
+    gains = measure_gains(folders, tmp_path / "store", splits=2)
+    assert list(gains) == ["graz", "linz", HOME, ELSEWHERE]
+    elsewhere = gains[ELSEWHERE]["balanced-accuracy"].pairs
+    assert all(alone <= 0.5 < shared for alone, shared in elsewhere)
+    for metric in gain.METRICS:
+        both = [gains[name][metric].pairs for name in ("graz", "linz")]
+        np.testing.assert_allclose(gains[HOME][metric].pairs, np.mean(both, axis=0))
+
+
+def test_a_department_of_one_class_has_no_auroc(draw, tmp_path):
+    folders = [draw("graz", "dark"), draw("linz", "dark", "light")]
+    gains = measure_gains(folders, tmp_path / "store", splits=2)
+    assert np.isnan(gains["graz"]["auroc"].pairs).all()
+    assert gains[HOME]["auroc"].pairs == gains["linz"]["auroc"].pairs
+    (line,) = [each for each in describe_gains(gains).splitlines() if each.endswith("–")]
+    assert line.startswith("graz")
+
+
+@pytest.mark.parametrize(
+    ("departments", "words"),
+    [
+        ([("graz", "dark", "light")], "two departments"),
+        ([("graz", "dark"), ("linz", "dark")], "All images show 'dark'"),
+        ([("graz", "dark", "light"), ("linz",)], "linz: "),
+        ([("graz", "dark", "light"), ("linz", "Dark", "light")], "'Dark', 'dark'"),
+    ],
+)
+def test_departments_that_cannot_be_compared_are_refused(departments, words, draw, tmp_path):
+    folders = [draw(*each) for each in departments]
+    with pytest.raises(DataError, match=words):
+        measure_gains(folders, tmp_path / "store", splits=2)
+
+
+def test_a_manifest_that_fixes_the_split_is_refused(draw, tmp_path):
+    folder = draw("graz", "dark", "light")
+    rows = ["image,label,split"] + [
+        f"{label}/{index}.png,{label},{'test' if index > 11 else 'train'}"
+        for label in ("dark", "light")
+        for index in range(15)
+    ]
+    (folder / "manifest.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match="graz: the column 'split'"):
+        measure_gains([draw("linz", "dark", "light"), folder], tmp_path / "store", splits=2)
+
+
+def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path, capsys):
+    folders = [str(draw(name, "dark", "light")) for name in ("graz", "linz")]
+    with pytest.raises(SystemExit) as ended:
+        main(["gain", *folders, "--store-dir", str(tmp_path / "store")])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = [k for k, line in enumerate(lines) if line.startswith("If a department takes part")]
+    heading, *rows = lines[start + 2 :]
+    assert heading.split()[0] == "Balanced"
+    assert [row.split()[0] for row in rows[:4]] == ["graz", "linz", "mean,", "mean,"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.01, 0.05, "rises (+3.0 points; 95 % interval +1.0 to +5.0)"),
+        (-0.05, -0.01, "falls (-3.0 points"),
+        (-0.01, 0.05, "is not shown to change (+2.0 points"),
+    ],
+)
+def test_the_verdict_says_only_what_the_interval_shows(low, high, words):
+    figure: Figure = {"value": (low + high) / 2, "low": low, "high": high}
+    other: Figure = {"value": 0.0, "low": -1.0, "high": 1.0}
+    assert f"own patients {words}" in judge_gain(figure, other)
+    assert f"other departments it {words}" in judge_gain(other, figure)
