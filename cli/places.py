@@ -24,7 +24,7 @@ def _own(context: typer.Context, chosen: Path) -> Path:
     if not own and (chosen != HERE or needs_folder):
         raise UsageError(
             f"There is no {folder / HOSPITAL}: name a hospital with --hospital, or make the file "
-            "with `fedhandoff hospital init`.",
+            "with `fedhandoff hospital join`.",
             context,
         )
     paths = {key: folder / Path(own[key]).expanduser() for key in PATHS if key in own}

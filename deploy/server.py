@@ -211,8 +211,8 @@ def _check(folder: Path, run_config: str | None) -> None:
     if len(names) < wanted:
         raise DeployError(
             f"min-hospitals is {wanted}, and {len(names)} are registered "
-            f"({join_names(names) or 'none'}): register more with "
-            "`fedhandoff server register`, or lower min-hospitals."
+            f"({join_names(names) or 'none'}): invite more with "
+            "`fedhandoff server invite`, or lower min-hospitals."
         )
 
 
