@@ -156,8 +156,8 @@ def _inversion(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
             best, errors = guess, found
     share = 1 - (errors.mean() / base_errors.mean()).item() if base_errors.any() else 0.0
     order = (base_errors - errors).argsort(descending=True)
-    shown = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).long()]
-    rows = [each.reshape(truth.shape)[shown] for each in (truth, best, base)]
+    examples = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).long()]
+    rows = [each.reshape(truth.shape)[examples] for each in (truth, best, base)]
     return share, (255 * torch.cat(rows)).round().clamp(0, 255).to(torch.uint8)
 
 

@@ -141,9 +141,9 @@ def test(message: Message, context: Context) -> Message:
                 each = probabilities(network, images, clock.deadline)
             told = disclosure.test_figures(model, each, per_class=per_class)
             if details and name in latest:
-                said = details.outputs(model, network, each)
-                told = details.figures(said, told)
-                seen, scores[label.lineage] = seen + said.seen, each
+                outputs = details.outputs(model, network, each)
+                told = details.figures(outputs, told)
+                seen, scores[label.lineage] = seen + outputs.seen, each
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _log_refusal(name, error)}
         else:
@@ -156,8 +156,8 @@ def test(message: Message, context: Context) -> Message:
             disclosure.admit(model)
             told = disclosure.test_figures(model, total)
             if details:
-                said = Outputs(model, total / len(models), seen / len(models))
-                told = details.figures(said, told)
+                outputs = Outputs(model, total / len(models), seen / len(models))
+                told = details.figures(outputs, told)
             metrics |= _prefix("ensemble", told)
             keep_ensemble(request, told)
         except REFUSED as error:

@@ -54,11 +54,11 @@ class Voice:
         # Control characters could move the reader's cursor.
         plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
         without_level = _LEVEL.sub("", plain)
-        said = self.translate(without_level)
-        if said is None:
-            said = "" if _CHATTER.match(without_level) else plain
-        if said.strip():
-            say(_LEVEL.sub(lambda found: f"{found[1].lower()}: ", said))
+        translated = self.translate(without_level)
+        if translated is None:
+            translated = "" if _CHATTER.match(without_level) else plain
+        if translated.strip():
+            say(_LEVEL.sub(lambda found: f"{found[1].lower()}: ", translated))
 
     def translate(self, text: str) -> str | None:
         """The text instead of a line; empty = no text, None = the line is unknown."""

@@ -87,9 +87,9 @@ def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> dict[
         for _ in range(source.effort.network_steps):
             source.check_deadline()
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
-            shown = turn(images[batch]) if source.mirror else images[batch]
+            turned = turn(images[batch]) if source.mirror else images[batch]
             optimizer.zero_grad()
-            cross_entropy(judge(shown), labels[batch]).backward()
+            cross_entropy(judge(turned), labels[batch]).backward()
             optimizer.step()
     return dict(judge.state_dict())
 

@@ -201,9 +201,9 @@ def measure_privacy(
     distances = {name: each.distances.tolist() for name, each in found.items()}
     (folder / "projections.json").write_text(json.dumps({"metric": metric.name, **distances}))
     histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
-    shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
-    rows = torch.cat([each[shown] for each in (images, *(p.images for p in found.values()))])
-    save_grid(folder / "projections.png", to_bytes(rows), len(shown), PIXELS)
+    sample_rows = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
+    rows = torch.cat([each[sample_rows] for each in (images, *(p.images for p in found.values()))])
+    save_grid(folder / "projections.png", to_bytes(rows), len(sample_rows), PIXELS)
     return {f"projection-{name}": each.distances.mean().item() for name, each in found.items()}
 
 

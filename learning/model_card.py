@@ -76,11 +76,11 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
     if manifest.visited:
         visited = Counter(manifest.visited)
         route = [_plain(name) for name in manifest.visited]
-        shown = route if len(route) <= 12 else ["...", *route[-11:]]
+        stops = route if len(route) <= 12 else ["...", *route[-11:]]
         counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
         passes = amount(manifest.epochs, "time")
         yield (
-            f"Visits: {counts}. Route: {' → '.join(shown)}. In its last visit it saw each image "
+            f"Visits: {counts}. Route: {' → '.join(stops)}. In its last visit it saw each image "
             f"{passes}."
         )
     elif manifest.round:

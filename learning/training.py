@@ -53,7 +53,7 @@ def train(
     samples = learner.samples
     device = samples.labels.device
     optimizer = OPTIMIZERS[settings.optimizer](
-        learner.trained(),
+        learner.trained_parameters(),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
         fused=True,
@@ -83,7 +83,7 @@ def train(
                     loss.backward()
                     total += loss.detach().to(dtype) * len(batch)
                 else:
-                    noise_alone(learner.trained())
+                    noise_alone(learner.trained_parameters())
                 learner.before_step()
                 optimizer.step()
                 learner.after_step()

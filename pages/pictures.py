@@ -73,11 +73,11 @@ def pngs_by_class(
 
 def png_of(images: Sequence[Images]) -> bytes:
     """The first `SHOWN` images, each [C, H, W], side by side as PNG."""
-    shown = [_thumbnail(each) for each in images[:SHOWN]]
-    wide = sum(each.width + GAP for each in shown)
-    row = PIL.Image.new("RGBA", (wide, max(each.height for each in shown)))
+    thumbnails = [_thumbnail(each) for each in images[:SHOWN]]
+    wide = sum(each.width + GAP for each in thumbnails)
+    row = PIL.Image.new("RGBA", (wide, max(each.height for each in thumbnails)))
     left = 0
-    for each in shown:
+    for each in thumbnails:
         row.paste(each, (left, 0))
         left += each.width + GAP
     file = BytesIO()

@@ -298,12 +298,12 @@ def steps(
     """
     blocks = []
     for first in range(0, len(titles), BLOCK):
-        shown = slice(first, first + BLOCK)
+        block = slice(first, first + BLOCK)
         cells = [
-            (name, [Cell(mark, {"class": kind} if kind else {}) for mark, kind in row[shown]])
+            (name, [Cell(mark, {"class": kind} if kind else {}) for mark, kind in row[block]])
             for name, row in rows.items()
         ]
-        blocks.append(Block(titles[shown], cells))
+        blocks.append(Block(titles[block], cells))
     return Cells(about, "steps", blocks)
 
 

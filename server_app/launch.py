@@ -126,8 +126,8 @@ def hospitals_of(texts: Sequence[str]) -> int:
         config = simulation_config_from_json(given)
     except (TypeError, ValueError) as error:
         keys = ", ".join(field.name.replace("_", "-") for field in DEFAULT.DESCRIPTOR.fields)
-        said = f"{option} is {' '.join(texts)!r}, which cannot be used: {error}. It takes {keys}."
-        raise SettingsError(said) from error
+        reason = f"{option} is {' '.join(texts)!r}, which cannot be used: {error}. It takes {keys}."
+        raise SettingsError(reason) from error
     chosen = config if config.HasField("num_supernodes") else DEFAULT
     return int(chosen.num_supernodes)
 
@@ -145,6 +145,6 @@ def status_of(run: str, environment: Mapping[str, str]) -> str:
     try:
         (found,) = json.loads(answer.stdout)["runs"]
     except (ValueError, LookupError):
-        said = (answer.stdout + answer.stderr).strip()
-        return f"nothing of run {run}; has its SuperLink been ended? `flwr ls` says: {said}"
+        output = (answer.stdout + answer.stderr).strip()
+        return f"nothing of run {run}; has its SuperLink been ended? `flwr ls` says: {output}"
     return f"{found['status']}: {found['status-details']}"

@@ -28,15 +28,17 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
         why = f"'gan.method' is '{gan.method}'"
         unread = [f"gan.{key}" for key in (_OF_MEANS if makes_gan else _OF_STYLEGAN)]
     changed = [key for key in unread if chosen[key] != usual[key]]
-    said = [f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed]
+    sentences = [
+        f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed
+    ]
     size = settings.image_size or SIDES.get(settings.dataset, 0)
     if simulated and makes_gan and (hours := gan_preset(gan, size).least_hours):
-        said.append(
+        sentences.append(
             f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "
             f"on a CPU core each hospital's GAN takes about {hours:,.0f} hours or more. Choose "
             "tiny or small, or fewer 'gan.iterations'."
         )
-    return said
+    return sentences
 
 
 def gan_preset(gan: GANSettings, size: int) -> Preset:

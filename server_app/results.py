@@ -222,11 +222,11 @@ class Results:
             event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
         fields = {key: value for key, value in vars(event).items() if key != "facts" or value}
-        line = to_json({"time": event.time, **fields}, inf_nan_mode="null")
+        record = to_json({"time": event.time, **fields}, inf_nan_mode="null")
         with (self.path / LOG).open("ab") as file:
-            file.write(line + b"\n")
-        if said := wording.event_line(event):
-            self._say(*said)
+            file.write(record + b"\n")
+        if line := wording.event_line(event):
+            self._say(*line)
 
     def round_finished(self, server_round: int) -> None:
         """Measure a round, and log one line about it."""

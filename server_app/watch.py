@@ -227,20 +227,20 @@ def _runs(place: Path) -> list[Path]:
 
 def lines(run: Followed) -> Iterator[str]:
     """The run as lines, for a file or another program."""
-    shown, said, silence = 0, time.time(), 60.0
+    measured_before, printed, silence = 0, time.time(), 60.0
     yield next(run.headline())
     for events in _look_until_end(run):
         new = [line[1] for event in events if (line := wording.event_line(event))]
-        for measured in run.done[shown:]:
+        for measured in run.done[measured_before:]:
             hospitals = run.expected_hospitals(measured.number)
             left = run.seconds_left if not run.summary else nan
             new.append(wording.round_line(measured, run.rounds, hospitals, left))
-        shown, now = len(run.done), time.time()
-        if not new and run.waits and now - said >= silence:
+        measured_before, now = len(run.done), time.time()
+        if not new and run.waits and now - printed >= silence:
             new, silence = [wording.wait_line(_ages(run.waits, now))], 2 * silence
         elif new:
             silence = 60.0
-        said = now if new else said
+        printed = now if new else printed
         yield from new
 
 

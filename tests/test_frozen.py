@@ -188,7 +188,7 @@ def test_the_hash_of_a_file_is_judged_whether_or_not_it_is_frozen(tmp_path, free
     for weights, holds in (["0" * 64], False), ([hash_], True):
         rules = replace(policy, models=replace(policy.models, weights=weights))
         (ruling,) = [each for each in judge(rules, chosen, data) if each.rule == "models.weights"]
-        assert (ruling.holds, ruling.asked) == (holds, f"{source} {hash_}")
+        assert (ruling.holds, ruling.requested) == (holds, f"{source} {hash_}")
 
 
 @pytest.mark.parametrize("limit", [{"max_memory_gb": 1e-6}, {"max_disk_gb": 1e-6}])

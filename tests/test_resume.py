@@ -430,8 +430,8 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.under_way = [Visit("h0", "a", "plain", 1)]
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5)}, {"h0 a": 2}, 6.5
-    state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
-    state.sampled, state.found = {"h0": ["a"]}, {parcel: {"h0": False}}
+    state.under_test, state.test_round, state.answers_due = {"a": parcel}, 2, {"h0": 1}
+    state.sampled, state.judgements = {"h0": ["a"]}, {parcel: {"h0": False}}
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})

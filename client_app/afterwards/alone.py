@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.home import load_file, place_of, write_mixture
+from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.limits import check_disk
 from client_app.authority.policy import Policy

@@ -191,8 +191,8 @@ def report(
         data_dir: The hospital's labelled images of the run, for exact figures.
         policy: Policy of the run; None = the defaults.
     """
-    from client_app.afterwards.again import reopen_hospital
     from client_app.afterwards.own_buffer import examine
+    from client_app.afterwards.past_hospital import reopen_hospital
     from client_app.afterwards.past_run import PastRun
     from client_app.afterwards.report import page
     from client_app.afterwards.worth_here import (

@@ -53,18 +53,18 @@ class PolicyError(ValueError):
 
     Args:
         rule: The rule, as "table.name"; the hospital's own log names it.
-        asked: The value that the run asks for.
+        requested: The value that the run asks for.
         allowed: The allowed values, in words.
     """
 
-    def __init__(self, rule: str, asked: object, allowed: str) -> None:
+    def __init__(self, rule: str, requested: object, allowed: str) -> None:
         super().__init__(f"The hospital's policy ([{rule.partition('.')[0]}]) does not allow it.")
-        self.rule, self.asked, self.allowed = rule, asked, allowed
+        self.rule, self.requested, self.allowed = rule, requested, allowed
 
     def explain(self) -> str:
         """The rule, for the hospital's own log."""
         refusal = f"Refused by the policy: {self.rule} allows {self.allowed}"
-        return f"{refusal}; the value is {self.asked!r}."
+        return f"{refusal}; the value is {self.requested!r}."
 
 
 LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
@@ -84,13 +84,13 @@ class Ruling:
     Attributes:
         rule: The rule, as "table.name".
         allowed: The allowed values, in words.
-        asked: The value that the run asks for.
+        requested: The value that the run asks for.
         holds: Whether the rule allows that value.
     """
 
     rule: str
     allowed: str
-    asked: object
+    requested: object
     holds: bool
 
 
@@ -259,12 +259,12 @@ class PrivacyRules(Rules):
         most = self.ruling("max-delta", max(deltas, default=0))
         if not deltas:  # an ε of 0 would read as perfect privacy
             asked = "no differential privacy, no guarantee"
-            yield replace(largest, asked=asked, holds=True)
-            yield replace(most, asked=asked, holds=True)
+            yield replace(largest, requested=asked, holds=True)
+            yield replace(most, requested=asked, holds=True)
             return
         if not guarantees:
             asked = "noise at every visit: the account adds up ε"
-            largest = replace(largest, asked=asked, holds=True)
+            largest = replace(largest, requested=asked, holds=True)
         yield largest
         yield most
 
@@ -401,7 +401,7 @@ class Policy:
 def explain(rulings: Sequence[Ruling]) -> str:
     """The rulings on a run as a table, and whether the policy allows the run."""
     rows = [("rule", "allows", "the run asks for", "")]
-    rows += [(r.rule, r.allowed, str(r.asked), "" if r.holds else "REFUSED") for r in rulings]
+    rows += [(r.rule, r.allowed, str(r.requested), "" if r.holds else "REFUSED") for r in rulings]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
@@ -424,7 +424,7 @@ def write_policy(path: Path) -> None:
 def uphold(ruling: Ruling) -> None:
     """Raise a `PolicyError` if the rule does not hold."""
     if not ruling.holds:
-        raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
+        raise PolicyError(ruling.rule, ruling.requested, ruling.allowed)
 
 
 @cache

@@ -44,7 +44,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         _check_model(own.model)
     rules = own.policy_file
     Policy.read(rules)
-    said = [
+    sentences = [
         f"Policy: {_hashed(rules)}"
         if rules
         else f"Policy: none, so the defaults hold ({_hashed(DEFAULTS)})."
@@ -54,20 +54,20 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     Account(store / "privacy.jsonl").read()
     if os.path.lexists(store / "figures-secret"):
         secret_of(Store(store))
-    said.append(_check_ledger(path_of(site, store.parent)))
+    sentences.append(_check_ledger(path_of(site, store.parent)))
     if not members:
-        return [*said, "Members: none, so it takes part in open runs only."]
+        return [*sentences, "Members: none, so it takes part in open runs only."]
     identity = Identity.load(site, Path(own.identity or store / "identity").expanduser())
     if members == FIRST_USE:
         if not os.path.lexists(pins := store / "members"):
-            return [*said, "Members: none yet; the members of the first run are trusted."]
+            return [*sentences, "Members: none yet; the members of the first run are trusted."]
         read_members(pins)
-        return [*said, f"Members: {_hashed(pins)}"]
+        return [*sentences, f"Members: {_hashed(pins)}"]
     path = Path(members).expanduser()
     if str(read_members(path).get(site)) != str(identity.member):
         line = member_line(site, identity.member).strip()
         raise OwnError(WHAT, f"{path} has no line with this hospital's key. It must have: {line}")
-    return [*said, f"Members: {_hashed(path)}"]
+    return [*sentences, f"Members: {_hashed(path)}"]
 
 
 def find_policy(folder: Path) -> Path | None:

@@ -12,14 +12,14 @@ model has `TABLES` tables:
 
 Each count has normal noise with the standard deviation
 
-    d m sqrt(TABLES · D) / TOLD
+    d m sqrt(TABLES · D) / SEPARATION
 
 and becomes a share of three digits. All that leaves follows from these shares, and is consistent
 (client_app.release.agreement). m is the largest number of images of a patient. d is the largest
 change of a table by one image, in Euclidean length: √2 for the answers, where one cell loses the
 image and another gains it; 1 and √(K − 1) for the next two tables, with K classes; 2 for the bins;
 and 2/n for the calibration error of n images. So all tables of any D models together separate two
-cases of one patient by TOLD standard deviations or less (arXiv:1905.02383).
+cases of one patient by SEPARATION standard deviations or less (arXiv:1905.02383).
 
 An operating point is chosen on training images (`Disclosure.training_rows`). In a deployment its
 counts have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from client_app.authority.policy import PolicyError
 from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised, fingerprint
-from client_app.release.noise import COARSEST, TOLD
+from client_app.release.noise import COARSEST, SEPARATION
 from client_app.request import log_once
 from client_app.run import ModelCount
 from learning.assessment import (
@@ -148,9 +148,9 @@ class Details:
         Raises:
             DeadlineError: The deadline has passed.
         """
-        said = self.outputs(self.disclosure.fingerprint(network, label), network)
-        arrays = {"test": said.test.cpu().numpy(), "seen": said.seen.cpu().numpy()}
-        about = {"model": said.model, "images": self.images}
+        outputs = self.outputs(self.disclosure.fingerprint(network, label), network)
+        arrays = {"test": outputs.test.cpu().numpy(), "seen": outputs.seen.cpu().numpy()}
+        about = {"model": outputs.model, "images": self.images}
         named = {name: np.array(text) for name, text in about.items()}
         self.disclosure.request.run.save(ALONE, {**arrays, **named})
 
@@ -161,27 +161,27 @@ class Details:
             return None
         return Outputs(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
-    def alone_figures(self, said: Outputs | None = None) -> dict[str, float]:
+    def alone_figures(self, outputs: Outputs | None = None) -> dict[str, float]:
         """The figures and details of the hospital's own model, for comparison with others.
 
         They are empty if the kept outputs are for other images: other tasks, or another seed.
 
         Args:
-            said: Outputs of the model; None = the kept outputs before the first hand-off.
+            outputs: Outputs of the model; None = the kept outputs before the first hand-off.
         """
         disclosure = self.disclosure
-        if (said := said or self.alone_outputs()) is None:
+        if (outputs := outputs or self.alone_outputs()) is None:
             return {}
         if tasks := disclosure.request.order.so_far:  # these tasks decide the possible answers
-            said = replace(said, model=fingerprint([said.model, tasks]))
+            outputs = replace(outputs, model=fingerprint([outputs.model, tasks]))
         try:
-            disclosure.admit(said.model)
-            figures = disclosure.test_figures(said.model, said.test)
+            disclosure.admit(outputs.model)
+            figures = disclosure.test_figures(outputs.model, outputs.test)
         except (PolicyError, DivergedError) as error:
             reason = error.explain() if isinstance(error, PolicyError) else error
             log_once(f"No figure of the hospital's own model leaves. {reason}")
             return {}
-        self._alone = self._judge(said, figures)
+        self._alone = self._judge(outputs, figures)
         return self._alone.told if self._alone else figures
 
     @property
@@ -190,14 +190,14 @@ class Details:
         data = self.disclosure.data
         return f"{data.test.fingerprint} {data.train.fingerprint}"
 
-    def figures(self, said: Outputs, figures: dict[str, float]) -> dict[str, float]:
+    def figures(self, outputs: Outputs, figures: dict[str, float]) -> dict[str, float]:
         """The figures of a model with its details; only the figures if no details may leave.
 
         Args:
-            said: Outputs of the model.
+            outputs: Outputs of the model.
             figures: Figures of the model by `Disclosure.test_figures`.
         """
-        judged = self._judge(said, figures)
+        judged = self._judge(outputs, figures)
         return judged.told | self._gain(judged) if judged else figures
 
     def _tables(self, model: str, outcome: Outcome) -> "_Tables":
@@ -260,7 +260,7 @@ class Details:
         if not self._noised:
             return 0.0
         most = int(np.bincount(self._patients).max())
-        return most * sqrt(TABLES * self._noised.rules.max_detailed) / TOLD
+        return most * sqrt(TABLES * self._noised.rules.max_detailed) / SEPARATION
 
     def _release_table(
         self, model: str, name: str, table: Floats, moved: float, most: float | Floats
@@ -280,24 +280,24 @@ class Details:
         told: Floats = (shares + scaled).round(DIGITS)
         return told
 
-    def _judge(self, said: Outputs, figures: dict[str, float]) -> Judged | None:
+    def _judge(self, outputs: Outputs, figures: dict[str, float]) -> Judged | None:
         disclosure, noised = self.disclosure, self._noised
         if not len(self._labels):
             return None
         if noised:
             try:
                 counted = ModelCount(disclosure.request.run, "detailed", "figures.max-detailed")
-                counted.add(said.model, "", noised.rules.max_detailed)
+                counted.add(outputs.model, "", noised.rules.max_detailed)
             except PolicyError as error:
                 log_once(f"Details of further models do not leave. {error.explain()}")
                 return None
-        points = self._operating_point(said)
-        scores = said.test.cpu()[disclosure.chosen].nan_to_num().double().numpy()
+        points = self._operating_point(outputs)
+        scores = outputs.test.cpu()[disclosure.chosen].nan_to_num().double().numpy()
         outcome = Outcome(scores, self._labels, self._patients, points)
         hospital = disclosure.request.hospital
         drawn = rng_for(hospital.settings.seed, "bootstrap", hospital=hospital.name)
         sureness = Sureness(outcome, None if noised else Bootstrap.draw(outcome, drawn))
-        tables = self._tables(said.model, outcome)
+        tables = self._tables(outputs.model, outcome)
         estimates = {
             name: self._sure(sureness, name, share, tables).widen(share, tables.noise[name])
             for name, share in tables.shares.items()
@@ -363,15 +363,15 @@ class Details:
         told = _estimate_figures("gain", estimate.widen(gain, noise, least=-1.0))
         return told | ({"gain-noise": noise} if noise else {})
 
-    def _operating_point(self, said: Outputs) -> Floats:
+    def _operating_point(self, outputs: Outputs) -> Floats:
         labels = self.seen.labels.cpu().numpy()
-        scores = said.seen.cpu().nan_to_num().double().numpy()
+        scores = outputs.seen.cpu().nan_to_num().double().numpy()
         own, others = count_above(scores, labels)
         sizes = np.bincount(labels, minlength=len(own)).astype(float)
         if noised := self._noised:
             moved = self._most_seen * sqrt(own.size)
-            width = moved * sqrt(noised.rules.max_detailed) / TOLD
-            noise = partial(noised.noise.table, model=said.model, shape=own.shape)
+            width = moved * sqrt(noised.rules.max_detailed) / SEPARATION
+            noise = partial(noised.noise.table, model=outputs.model, shape=own.shape)
             own, others = (
                 table + width * noise(f"{name} reached")
                 for name, table in (("own", own), ("others", others))

@@ -8,12 +8,13 @@ simulation has one owner, and its figures are exact):
   for the accuracy of n patients with one image each), and M the number of models that may be tested
   (`figures.max-models`). The noise is normal, with the standard deviation
 
-      step = max( sqrt(s) / 2,  s sqrt(M) / TOLD )
+      step = max( sqrt(s) / 2,  s sqrt(M) / SEPARATION )
 
   and the figure that leaves is a multiple of the step in [0, 1]. The first term is 1 / (2 sqrt(n)),
   the largest standard error of a share of n patients, so finer steps would resolve nothing. By the
-  second term, any M models together separate two cases of one patient by TOLD standard deviations
-  or less in each figure (arXiv:1905.02383). A figure with a step above COARSEST does not leave.
+  second term, any M models together separate two cases of one patient by SEPARATION standard
+  deviations or less in each figure (arXiv:1905.02383). A figure with a step above COARSEST does not
+  leave.
 - The noise follows from the model, the images and a secret of the hospital. The same question
   always has the same answer.
 - Models are counted in each run and in each day, also across restarts (client_app.run.ModelCount).

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.pool import Indices
 
-TOLD = 4.0
+SEPARATION = 4.0
 COARSEST = 0.25
 
 
@@ -103,4 +103,4 @@ def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
 def step_of(effect: float, models: int = 0) -> float:
     """The step between values of a figure, which is also the standard deviation of its noise."""
     effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
-    return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
+    return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / SEPARATION)

@@ -70,7 +70,7 @@ class Learner:
         """Set the network's mode for an epoch, numbered from 1 (after a warm-up)."""
         self.model.train()
 
-    def trained(self) -> Iterable[nn.Parameter]:
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that the optimizer changes; here the network's."""
         return self.model.parameters()
 

@@ -84,7 +84,7 @@ class SER(DERpp):
         """Refuse a network without a saliency network."""
         modulate(model)
 
-    def trained(self) -> Iterable[nn.Parameter]:
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The classifier; the saliency network has an optimizer of its own."""
         return self.network.classifier.parameters()
 

@@ -143,7 +143,7 @@ class TwF(Learner):
         super().begin_epoch(epoch)
         self.gates.train()
 
-    def trained(self) -> Iterable[nn.Parameter]:
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The student and the gates."""
         return chain(self.model.parameters(), self.gates.parameters())
 

@@ -144,11 +144,11 @@ def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | 
         if len(names) == len(handed):
             verb = "is" if one else "are" if judgement == "open" else "are all"
             return verdict(judgement, f"{capital(those)} {verb} {words} {where}.")
-    said = [
+    counts = [
         f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({join_names(names)})"
         for words, names in named.items()
     ]
-    return verdict(judgement, f"Of {those}, {', '.join(said)} {where}.")
+    return verdict(judgement, f"Of {those}, {', '.join(counts)} {where}.")
 
 
 def judge_gain(home: Figure, elsewhere: Figure) -> str:

@@ -69,8 +69,8 @@ def conclude(
         "not shown to differ from {}": [name for name in others if name not in above + few],
         f"not to be compared with {{}} ({SEEDS} seeds are needed)": few,
     }
-    said = [words.format(list_methods(names)) for words, names in parts.items() if names]
-    return f"{text}; {'; '.join(said)}."
+    phrases = [words.format(list_methods(names)) for words, names in parts.items() if names]
+    return f"{text}; {'; '.join(phrases)}."
 
 
 def count_pairs(count: int) -> str:

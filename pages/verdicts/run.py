@@ -79,7 +79,7 @@ def judge_run(
     found += missed_classes(models, "The model", learnt=learnt, noised=noised)
     return found + sorted(
         _judge_hospitals(rows),
-        key=lambda said: (-GRAVITY.index(said["judgement"]), said["hospital"]),
+        key=lambda row: (-GRAVITY.index(row["judgement"]), row["hospital"]),
     )
 
 
@@ -169,11 +169,11 @@ def _judge_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
         if not (row["held"] and row["balanced_accuracy"]):
             continue
         subject, name = f"{row['hospital']} holds a model with", "its own before the first hand-off"
-        said = describe(row, subject, alone.get(row["hospital"]), name)
+        described = describe(row, subject, alone.get(row["hospital"]), name)
         if (unfound := unfound_classes(row)) and not is_noised([row]):
-            text = f"{said['text']} It finds no image of {join_names(unfound)}."
-            said |= {"judgement": "bad", "text": text}
-        yield said
+            text = f"{described['text']} It finds no image of {join_names(unfound)}."
+            described |= {"judgement": "bad", "text": text}
+        yield described
 
 
 def add_baseline(
@@ -209,9 +209,9 @@ def add_baseline(
             f"{number(gain, signed=True)}."
         )
         found.append(verdict(judgement, text))
-    said = [each for each in worth if not (found and OWN in each["text"])]
-    after = sum(each["about"] == "run" for each in said)
-    return [*said[:after], *found, *said[after:]]
+    others = [each for each in worth if not (found and OWN in each["text"])]
+    after = sum(each["about"] == "run" for each in others)
+    return [*others[:after], *found, *others[after:]]
 
 
 def texts(worth: Iterable[Verdict], *about: str) -> list[str]:

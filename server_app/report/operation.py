@@ -108,7 +108,7 @@ def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[s
 
 def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
     """The seconds and bytes of an answer of each kind."""
-    for verb, said in SAID.items():
+    for verb, step in SAID.items():
         answers = [event for event in events if event.verb == verb and event.outcome == "ok"]
         if answers:
             seconds = [event.seconds for event in answers]
@@ -117,7 +117,7 @@ def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
                 for way in ("bytes_sent", "bytes_received")
             )
             longest = f"{median(seconds):.1f}", f"{max(seconds):.1f}"
-            yield [said, len(answers), *longest, _size(sent), _size(received)]
+            yield [step, len(answers), *longest, _size(sent), _size(received)]
 
 
 def _hops(events: Sequence[Event]) -> Iterator[list[object]]:

@@ -62,8 +62,8 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
 
 def _sentences(summary: Summary, about: str) -> dict[str, list[Any]]:
     """The summary's sentences about the run, its hospitals or its classes."""
-    said = [row for row in summary.worth if row["about"] == about]
-    return {"first": said[:SAID], "more": said[SAID:]}
+    verdicts = [row for row in summary.worth if row["about"] == about]
+    return {"first": verdicts[:SAID], "more": verdicts[SAID:]}
 
 
 def _headline(summary: Summary) -> dict[str, Any] | None:

@@ -92,8 +92,8 @@ class Feed:
                     line.waiting.popleft()
             except Exception as error:  # a tracker's library may raise anything
                 if not line.broken:
-                    said = redact(str(error))
-                    log(WARNING, "Tracking by %s fails, the run continues: %s", name, said)
+                    reason = redact(str(error))
+                    log(WARNING, "Tracking by %s fails, the run continues: %s", name, reason)
                 line.broken = True
             else:
                 if line.broken:

@@ -81,7 +81,8 @@ class Engine:
         self.keep(state)
         check_ready(self.run, enrol(self.run, self.exchange.later))
         log(INFO, "%d rounds at %s", rounds, join_names(state.hospitals))
-        state.owing = dict.fromkeys(state.owing, 0)  # tests from before a kill are asked for again
+        # Tests from before a kill are ordered again.
+        state.answers_due = dict.fromkeys(state.answers_due, 0)
         self._ask_for_tests()
         while state.round <= rounds:
             self._hops()
@@ -133,9 +134,9 @@ class Engine:
             return
         begin_tests(run)
         self._ask_for_tests()
-        while state.owing and (self.strategy.waits or run.is_last_round):
+        while state.answers_due and (self.strategy.waits or run.is_last_round):
             self._take()
-        if not state.owing:
+        if not state.answers_due:
             self._close_tests()
 
     def _ask_for_tests(self) -> None:
@@ -143,32 +144,32 @@ class Engine:
         state = self.state
         due = [
             hospital
-            for hospital, asked in state.owing.items()
+            for hospital, asked in state.answers_due.items()
             if not asked and (self.run.is_last_round or self.strategy.tests_now(state, hospital))
         ]
         reachable = self._reachable() if due else set()
         chosen = assign_tests(self.run, due)
         for hospital in due:
-            del state.owing[hospital]
+            del state.answers_due[hospital]
             if state.nodes[hospital] not in reachable:
-                place = {"round": state.tested_round, "hop": state.hop}
+                place = {"round": state.test_round, "hop": state.hop}
                 self.run.journal.record(Event.absence("evaluate", hospital, **place))
             elif batches := letters(self.run, hospital, chosen[hospital]):
-                state.owing[hospital] = len(batches)
+                state.answers_due[hospital] = len(batches)
                 self.exchange.post(batches)
 
     def _close_tests(self) -> None:
         """Close the figures of the tested round, with the tests that have come."""
         state = self.state
-        if state.tested_round:
+        if state.test_round:
             self.exchange.withdraw("evaluate")
             undone = undo_tested(self.run)
             if undone and self.run.is_last_round:  # the final models are tested, too
                 begin_tests(self.run, undone)
                 self._ask_for_tests()
                 return
-            self.run.journal.round_finished(state.tested_round)
-            state.tested, state.tested_round, state.owing = {}, 0, {}
+            self.run.journal.round_finished(state.test_round)
+            state.under_test, state.test_round, state.answers_due = {}, 0, {}
 
     def _send(self, visits: Sequence[Visit]) -> None:
         """Send models to the hospitals that can be reached; other visits fail."""
@@ -247,7 +248,7 @@ class Engine:
                 self._receive(delivery)
             case Batch(hospital=hospital, round=round_):
                 record_tests(self.run, delivery)
-                if round_ == self.state.tested_round and self.state.owing.get(hospital):
+                if round_ == self.state.test_round and self.state.answers_due.get(hospital):
                     self._pay(hospital)
             case Order():
                 self._welcome(delivery)
@@ -261,11 +262,11 @@ class Engine:
 
     def _pay(self, hospital: str) -> None:
         """Note that a hospital owes one answer less."""
-        owing = self.state.owing
-        owing[hospital] -= 1
-        if not owing[hospital]:
-            del owing[hospital]
-        if not owing:
+        due = self.state.answers_due
+        due[hospital] -= 1
+        if not due[hospital]:
+            del due[hospital]
+        if not due:
             self._close_tests()
 
     def _receive(self, delivery: Delivery[Ordered]) -> None:

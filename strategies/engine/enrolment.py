@@ -121,7 +121,7 @@ def check_ready(run: Run, failed: Failed) -> None:
 def _wait_for_hospitals(run: Run) -> list[int]:
     """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
-    said = -1
+    reported = -1
     while len(reachable := run.courier.find_reachable()) + _count_excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
@@ -136,13 +136,13 @@ def _wait_for_hospitals(run: Run) -> list[int]:
                 f"{waited:.0f} seconds (hop-timeout); connected: {connected}. Start more, or lower "
                 "min-hospitals."
             )
-        if len(reachable) != said:
-            said, names = len(reachable), run.courier.node_names()
+        if len(reachable) != reported:
+            reported, names = len(reachable), run.courier.node_names()
             here = sorted(names.get(node, f"node {node}") for node in reachable)
             left = duration(run.settings.hop_timeout - waited)
             log(
                 INFO,
-                f"{said} of {wanted} hospitals (min-hospitals) can be reached: "
+                f"{reported} of {wanted} hospitals (min-hospitals) can be reached: "
                 f"{join_names(here) or 'none'}. The run waits for the others, {left} at the most "
                 "(hop-timeout)",
             )

@@ -87,14 +87,14 @@ class State:
     resting: list[str] = field(default_factory=list)
     finished: int = 0  # number of successful visits in this round
     # The parcels of the models that are being tested, by name
-    tested: dict[str, str] = field(default_factory=dict)
-    tested_round: int = 0  # the round of these models; 0 = none
+    under_test: dict[str, str] = field(default_factory=dict)
+    test_round: int = 0  # the round of these models; 0 = none
     # The models that each hospital tests, if a sample is drawn (`evaluate.cross`)
     sampled: dict[str, list[str]] = field(default_factory=dict)
     # For each tested parcel, by hospital: whether the hospital found it useless
-    found: dict[str, dict[str, bool]] = field(default_factory=dict)
+    judgements: dict[str, dict[str, bool]] = field(default_factory=dict)
     # Number of answers about tests that each hospital owes; 0 = it is not asked yet
-    owing: dict[str, int] = field(default_factory=dict)
+    answers_due: dict[str, int] = field(default_factory=dict)
     clock: float = 0.0  # seconds of virtual time since the run began
     replayed: int = 0  # number of turns of the replayed run that are over
 
@@ -155,7 +155,7 @@ class State:
             if model.good:
                 yield model.good
         yield from self.after_visits.values()
-        yield from self.tested.values()
+        yield from self.under_test.values()
         yield from self.buffers.values()
         yield from self.embeddings.values()
         yield from self.prototypes.values()

@@ -35,12 +35,12 @@ def begin_tests(run: Run, again: Collection[str] = ()) -> None:
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
     if again:
-        state.tested = {name: everything[name] for name in again}
-        state.owing = dict.fromkeys(run.strategy.present(state), 0)
+        state.under_test = {name: everything[name] for name in again}
+        state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
         return
     chosen = state.after_visits if run.settings.evaluate.cross is True else {}
-    state.tested, state.tested_round = {**(chosen or everything)}, state.round
-    state.owing = dict.fromkeys(run.strategy.present(state), 0)
+    state.under_test, state.test_round = {**(chosen or everything)}, state.round
+    state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
     holders = run.strategy.holders(state)
     state.sampled = _sample_tests(run, holders)
     for hospital, model in holders.items():
@@ -57,7 +57,8 @@ def _sample_tests(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
     state, settings = run.state, run.settings
     if not (size := settings.evaluate.sample):
         return {}
-    chosen = {name: [holders[name]] if name in holders else [] for name in sorted(state.owing)}
+    testers = sorted(state.answers_due)
+    chosen = {name: [holders[name]] if name in holders else [] for name in testers}
     for model in sorted(state.models):
         others = [hospital for hospital in chosen if holders.get(hospital) != model]
         rng = rng_for(settings.seed, "sample", state.round, hospital=model)
@@ -70,7 +71,7 @@ def assign_tests(run: Run, hospitals: Collection[str]) -> dict[str, Collection[s
     """The names of the models that each hospital is asked to test."""
     state, cross = run.state, run.settings.evaluate.cross
     if cross is True:
-        return dict.fromkeys(hospitals, state.tested)
+        return dict.fromkeys(hospitals, state.under_test)
     if not hospitals or cross:
         return {hospital: state.sampled.get(hospital, ()) for hospital in hospitals}
     chosen: dict[str, set[str]] = {hospital: set() for hospital in hospitals}
@@ -84,12 +85,12 @@ def assign_tests(run: Run, hospitals: Collection[str]) -> dict[str, Collection[s
 def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Batch]]:
     """The messages that ask a hospital to test some models."""
     state, settings = run.state, run.settings.evaluate
-    last = state.tested_round == run.settings.num_server_rounds
+    last = state.test_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
     batches = list(_batches(run, hospital, _parcels_to_test(run, hospital, models)))
     order = run.order(
         hospital,
-        at=state.tested_round,
+        at=state.test_round,
         round=state.round,
         hop=state.hop,
         # Hospitals keep nothing from one message to the next.
@@ -107,7 +108,7 @@ def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[s
     state = run.state
     return {
         name: parcel
-        for name, parcel in state.tested.items()
+        for name, parcel in state.under_test.items()
         if name in models
         and state.shelf.label(parcel).round >= state.sent.get(f"{hospital} {name}", 0)
     }
@@ -122,7 +123,7 @@ def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Ba
     for name, parcel in parcels.items():
         batch[name] = parcel
         if sum(sizes[each] for each in batch) >= TEST_BYTES or name == [*parcels][-1]:
-            yield Batch(hospital, run.state.tested_round, batch, labels, sizes)
+            yield Batch(hospital, run.state.test_round, batch, labels, sizes)
             batch = {}
 
 
@@ -163,7 +164,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
         run.journal.record(event)
         useless = event.outcome == Failure.USELESS.name.lower()
         if event.outcome == "ok" or useless:
-            state.found.setdefault(parcel, {})[batch.hospital] = useless
+            state.judgements.setdefault(parcel, {})[batch.hospital] = useless
 
 
 def _read_refusal(event: Event) -> Event:

@@ -64,12 +64,12 @@ def undo_tested(run: Run) -> list[str]:
     """Undo the tested models that are useless; their names."""
     state, undone = run.state, []
     for name, model in [*state.models.items()]:
-        found = state.found.get(model.parcel, {})
+        found = state.judgements.get(model.parcel, {})
         maker = maker_of(run, model.parcel)
         judges = {each: useless for each, useless in found.items() if each != maker} or found
         refused = [hospital for hospital, useless in judges.items() if useless]
         enough = refused and 2 * len(refused) >= len(judges)
         if enough and undo(run, name, model.parcel, refused, "It is of no use when it is tested."):
             undone.append(name)
-    state.found = {}
+    state.judgements = {}
     return undone

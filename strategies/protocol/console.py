@@ -110,7 +110,7 @@ class Pace:
     def __init__(self, what: str, unit: str = "", bound: str = "") -> None:
         self.what = what
         self.unit, self.bound = unit and f" {unit}", bound and f"{bound} "
-        self.began = self.said = monotonic()
+        self.began = self.printed = monotonic()
         self.first = self.done = -1  # -1 = unknown; an earlier process may have begun
 
     def __call__(self, done: int, total: int, more: str = "") -> None:
@@ -121,8 +121,8 @@ class Pace:
         now = monotonic()
         if self.first < 0 or done < self.done:
             self.first, self.began = done, now
-        elif done > self.first and now - self.said >= PAUSE:
-            self.said = now
+        elif done > self.first and now - self.printed >= PAUSE:
+            self.printed = now
             rate = (done - self.first) / (now - self.began)
             speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
             left = duration((total - done) / rate)

@@ -22,7 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cli import main
 from client_app.afterwards import home, predicting, worth_here
-from client_app.afterwards.again import reopen_hospital
+from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity

@@ -13,7 +13,7 @@ from client_app.datasets import LocalData
 from client_app.datasets.pool import LocalSamples
 from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import Noised, open_disclosure
-from client_app.release.noise import TOLD, Noise
+from client_app.release.noise import SEPARATION, Noise
 from client_app.store import Store
 from pages.figures import assessment
 from strategies.protocol.may_leave import METRICS, metric_of
@@ -160,7 +160,7 @@ def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
     for times, groups in ((1, None), (3, [0, 0, 0, *range(1, 398)])):
         figures = details(tmp_path, [0, 1] * 200, groups, "figures.max-detailed = 20")
         told = [each["answers-1-of-class-1"] for each in repeatedly(figures, saying(HALF), 100)]
-        assert np.std(told) == pytest.approx(times * np.sqrt(2 * 5 * 20) / TOLD, rel=0.25)
+        assert np.std(told) == pytest.approx(times * np.sqrt(2 * 5 * 20) / SEPARATION, rel=0.25)
         assert np.mean(told) == pytest.approx(100, abs=times)
         assert np.array_equal(told, np.rint(told))
 

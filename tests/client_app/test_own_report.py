@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from cli import main
-from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
+from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import OwnBuffer, PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import advice

@@ -248,7 +248,7 @@ def test_the_command_explains_a_run(tmp_path, monkeypatch, capsys):
 def test_a_learner_has_to_be_named_beside_the_methods(named, allowed, tmp_path):
     policy = policy_of(tmp_path, f"[runs]\nstrategies = {named}")
     settings = Settings.parse({**defaults(), "strategy": "rwt", "learner": "rehearsal"})
-    refused = [each.asked for each in policy.judge(settings) if not each.holds]
+    refused = [each.requested for each in policy.judge(settings) if not each.holds]
     assert refused == ([] if allowed else ["rehearsal"])
 
 
@@ -288,7 +288,7 @@ def test_the_explanation_says_what_becomes_of_embeddings(
 def test_a_run_without_a_guarantee_does_not_read_as_one_with_an_epsilon_of_0(settings, asked):
     rulings = Policy.read().judge(Settings.parse({**defaults(), **settings}))
     (ruling,) = (each for each in rulings if each.rule == "privacy.max-epsilon")
-    assert asked in str(ruling.asked)
+    assert asked in str(ruling.requested)
 
 
 @pytest.mark.parametrize(

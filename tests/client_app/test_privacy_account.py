@@ -50,7 +50,7 @@ def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tm
         again.spend(spent, 1e-5, RULES)
     assert refusal.value.rule == "privacy.max-epsilon"
     two = noise_for(1.0, 1e-5) / math.sqrt(2)
-    assert delta_of(two, refusal.value.asked) == pytest.approx(1e-5, rel=1e-2)
+    assert delta_of(two, refusal.value.requested) == pytest.approx(1e-5, rel=1e-2)
     assert again.read() == [spent]
     assert account.path.stat().st_mode & 0o077 == 0
 

@@ -79,7 +79,7 @@ def test_the_saliency_network_makes_its_step_first_and_the_classifier_sees_featu
     logits = before.classify(data().images, features)
     torch.testing.assert_close(loss, functional.cross_entropy(logits, data().labels))
     torch.testing.assert_close(learner.rehearsal()["logits"], logits.detach())
-    assert {id(each) for each in learner.trained()} == {
+    assert {id(each) for each in learner.trained_parameters()} == {
         id(each) for each in model.classifier.parameters()
     }
 

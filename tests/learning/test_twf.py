@@ -207,7 +207,7 @@ def test_one_step_by_hand():
     after = learner.reservoir.fields
     assert after["tasks"].tolist() == [0, 1, 0, 1, 1, 1, 1, 1]
     torch.testing.assert_close(after["logits"][3:], logits[:5].detach())
-    changed = torch.autograd.grad(loss, list(learner.trained()))
+    changed = torch.autograd.grad(loss, list(learner.trained_parameters()))
     assert len(changed) == sum(1 for _ in (*model.parameters(), *learner.gates.parameters()))
     assert not any(each.requires_grad for each in learner.teacher.parameters())
 

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from client_app.afterwards import worth_here
-from client_app.afterwards.again import reopen_hospital
+from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from pages.figures import Figure, assessment, direction, number

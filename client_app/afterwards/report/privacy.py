@@ -61,5 +61,5 @@ def _policy(past: PastRun, policy: Path | None) -> dict[str, Any]:
         rulings = Policy.read(policy).judge(Settings.parse(past.settings))
     except SettingsError as error:
         return {**found, "error": str(error)}
-    rows = [[r.rule, r.allowed, r.asked, "" if r.holds else "refused"] for r in rulings]
+    rows = [[r.rule, r.allowed, r.requested, "" if r.holds else "refused"] for r in rulings]
     return {**found, "rulings": rows}

@@ -46,8 +46,8 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
             hospital = hospital.at(0)
         hospital.first_model()
     except tuple(LEAVES) as error:
-        said = error.explain() if isinstance(error, PolicyError) else str(error)
-        yield Finding("refused", said, ADVICE)
+        refusal = error.explain() if isinstance(error, PolicyError) else str(error)
+        yield Finding("refused", refusal, ADVICE)
         return
     if strategy.buffer_size:
         yield from _check_buffer(hospital, needed=strategy.needs_own_buffer)
@@ -72,13 +72,13 @@ def _check_default_policy(settings: Settings, hospital: Hospital) -> Iterator[Fi
     """Yield a finding if the default policy would refuse the run."""
     rulings = judge(Policy.read(), settings, hospital.data)
     if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
-        said = [
-            f"{each.rule} allows {each.allowed}; the value is {each.asked}"
+        refusals = [
+            f"{each.rule} allows {each.allowed}; the value is {each.requested}"
             for each in broken.values()
         ]
         yield Finding(
             "default-policy",
-            f"A hospital without a policy of its own refuses such a run: {'; '.join(said)}.",
+            f"A hospital without a policy of its own refuses such a run: {'; '.join(refusals)}.",
             "A simulation has no policy. Otherwise change the settings, or the policy (--policy).",
             "amber",
         )

@@ -67,8 +67,8 @@ def make_buffer(
     distance = _distance(hospital, preset)
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
-    shown = train if large is None else train[torch.from_numpy(large)]
-    learnt = frequent_classes(shown, settings.release.min_class_images)
+    countable = train if large is None else train[torch.from_numpy(large)]
+    learnt = frequent_classes(countable, settings.release.min_class_images)
     fingerprint = _fingerprint(train)
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]

@@ -57,8 +57,8 @@ def attack(
         found = replace(found, trials=(*found.trials, trial))
     if "gan-epsilon" in figures:
         found = found.bound_claim(figures["gan-epsilon"], figures["gan-delta"])
-    said = f"{job.hospital.name}: {SAID[found.verdict]}"
-    logging.getLogger("flwr").info("%s%s", said, _figures(found))
+    result = f"{job.hospital.name}: {SAID[found.verdict]}"
+    logging.getLogger("flwr").info("%s%s", result, _figures(found))
     return found.report(release.untested)
 
 

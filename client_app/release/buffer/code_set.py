@@ -62,6 +62,6 @@ def _draw(job: Job, source: Source, codes: Codes) -> None:
     distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}
     folder = job.pictures()
     histogram(job.distance.name, distances).savefig(folder / "set-distances.png", dpi=150)
-    shown = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
-    rows = torch.cat([real[shown], to_bytes(found.images[shown]), made[which[shown]]])
-    save_grid(folder / "set-nearest.png", rows, len(shown), PIXELS)
+    examples = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
+    rows = torch.cat([real[examples], to_bytes(found.images[examples]), made[which[examples]]])
+    save_grid(folder / "set-nearest.png", rows, len(examples), PIXELS)

@@ -31,8 +31,8 @@ def make(job: Job) -> Release:
     """
     train = SAMPLERS[job.hospital.settings.gan.method]
     sampler = train(job)
-    shown = torch.isin(job.train.labels, sampler.classes)
-    job = replace(job, learnt=job.train[shown])
+    examples = torch.isin(job.train.labels, sampler.classes)
+    job = replace(job, learnt=job.train[examples])
     audit = copy_audit(job)
     samples, discarded = render(job, sampler, audit)
     copied = audit.check(samples.images, samples.labels)
@@ -145,5 +145,5 @@ def draw(job: Job, samples: Samples, audit: Auditor) -> None:
     by_class = samples.labels.argsort(stable=True)
     save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
     audit.draw(folder / "nearest-to-synthetic.png", samples.images)
-    shown, search = sample(job.train, SHOWN).images, Search(samples.images)
-    save_found(folder / "nearest-to-real.png", shown, search, search(shown))
+    examples, search = sample(job.train, SHOWN).images, Search(samples.images)
+    save_found(folder / "nearest-to-real.png", examples, search, search(examples))

@@ -28,7 +28,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
     """
     hospital, samples = request.hospital, release.samples
     classes = hospital.data.classes
-    shown = {
+    counts = {
         name: int((samples.labels == k).sum())
         for k, name in enumerate(classes)
         if (samples.labels == k).any()
@@ -47,8 +47,8 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "leaves": {
             "images": len(samples),
             "shape": list(samples.shape),
-            "classes": shown,
-            "left-out": [name for name in classes if name not in shown],
+            "classes": counts,
+            "left-out": [name for name in classes if name not in counts],
             "pictures": {
                 name: b64encode(png).decode()
                 for name, png in pngs_by_class(

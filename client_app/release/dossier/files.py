@@ -91,10 +91,10 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     signed = member is not None and member.has_signed(text, signature)
     signer = str(member) if member and signed else ""
     try:
-        shown = html == page(dossier, digest, signer).encode()
+        same_page = html == page(dossier, digest, signer).encode()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SettingsError(f"{path} is no dossier of this version.") from error
-    return Checked(digest, str(hospital), str(run), signed, shown)
+    return Checked(digest, str(hospital), str(run), signed, same_page)
 
 
 def _same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
