@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
+from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import MAY_CHANGE, require
@@ -109,15 +110,18 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
     Raises:
         ParcelError: The model is older.
     """
-    name = f"seen/{hashlib.sha256(label.lineage.encode()).hexdigest()[:16]}"
+    path = run.folder / "seen" / hashlib.sha256(label.lineage.encode()).hexdigest()[:16]
     now = (label.round, label.hop)
-    newest = tuple(map(int, run.load(name).get("visit", now)))
+    newest = tuple(map(int, path.read_text("utf-8").split())) if path.exists() else ()
     if now[:1] < newest[:1] if tested else now < newest:
         raise ParcelError(
             f"The model of lineage '{label.lineage}' is from round {now[0]}, hop {now[1]}, but a "
             f"model from round {newest[0]}, hop {newest[1]} was already here."
         )
-    run.save(name, {"visit": np.array(max(now, newest))})
+    if now > newest:
+        own_folder(path.parent)
+        with replacing(path) as draft:
+            draft.write_text(f"{label.round} {label.hop}", "utf-8")
 
 
 class ModelCount:

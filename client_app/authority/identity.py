@@ -11,6 +11,7 @@ import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -32,6 +33,7 @@ class Member:
     writing: X25519PublicKey
 
     @classmethod
+    @lru_cache(maxsize=1024)  # each message of a sealed run names all members
     def parse(cls, text: str) -> "Member":
         """Read a member from the text that `str` returns.
 
