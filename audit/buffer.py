@@ -55,6 +55,7 @@ from learning.intervals import Estimate
 SIDE = 16  # most pixels of a small image, each way
 COMPONENTS = 8  # most principal components: more make a kernel estimate of few images flat
 COPY_NOISE = 20.0  # standard deviation of a near-copy's noise, in grey levels
+FEATURE_NOISE = 0.3  # length of the noise of a near-copy of features, which have length 1
 NEAREST = 1e-6  # the least distance; a nearer image is a copy
 BLOCK = 4096  # images that are compared at once
 LEAST = 4  # fewest references, and fewest synthetic images, for an attack
@@ -261,7 +262,7 @@ def shadow_trial(
         learnt.append(half)
     target = nearness(everyone, synthetic)
     scores = shadow_scores(target, np.stack(near), np.stack(learnt))
-    return _trial(SHADOWS, scores[:members], scores[members:], len(synthetic))
+    return trial_of(SHADOWS, scores[:members], scores[members:], len(synthetic))
 
 
 def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
@@ -273,11 +274,11 @@ def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -
             np.concatenate([score(*each) for each in zip(attackers, asked, strict=True)])
             for asked in ((members[::2], members[1::2]), halves[::-1])
         )
-        trials.append(_trial(name, of_members, of_others, len(synthetic)))
+        trials.append(trial_of(name, of_members, of_others, len(synthetic)))
     return tuple(trials)
 
 
-def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
+def trial_of(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
     """The trial of an attack, from its scores and the number of synthetic images."""
     reach = min(1.0, synthetic / len(members))  # the share of members that a buffer can copy
     worth = contrast(members, others)
@@ -326,9 +327,15 @@ def mirrorings(images: Tensor) -> Iterator[Tensor]:
 
 
 def draw_copies(images: Tensor, seed: int) -> Tensor:
-    """Near-copies of images uint8 [N, C, H, W], as a leaking generator: mirrored, with noise."""
+    """Near-copies of images uint8 [N, C, H, W], as a leaking generator: mirrored, with noise.
+
+    Features float32 [N, d, 1, 1] get noise alone.
+    """
     rng = torch.Generator().manual_seed(seed)
-    noise = COPY_NOISE * torch.randn(images.shape, generator=rng)
+    noise = torch.randn(images.shape, generator=rng)
+    if images.is_floating_point():
+        return normalize(images + FEATURE_NOISE * normalize(noise).to(images.device))
+    noise = COPY_NOISE * noise
     mirrored = images.flip(3).float() + noise.to(images.device)
     return mirrored.round().clamp(0, 255).to(torch.uint8)
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from audit.dresses import dress
+from audit.feature_search import FeatureSearch
 from audit.ranks import Ranks
 from audit.report import Report
-from audit.search import LEAST, SCORES, SIDE, Found, Search
+from audit.search import LEAST, SIDE, Found, Search
 from gan.synthesis import save_grid
 
 HELD_OUT = 300  # held-out images that are enough to set the scale
@@ -77,10 +78,12 @@ class Auditor:
         rng = torch.Generator().manual_seed(0)
         chosen = torch.randperm(len(every), generator=rng)[:HELD_OUT].to(every.device)
         unseen, labels = every[chosen], labels[chosen]
-        self.search = Search(training, patients)
+        features = training.is_floating_point()
+        self.search = FeatureSearch(training) if features else Search(training, patients)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}
-        residuals = self.search(torch.cat([unseen, dress(unseen)])).residuals
-        self.ranks = Ranks(residuals, labels.repeat(2), len(classes))
+        dressed = unseen if features else torch.cat([unseen, dress(unseen)])
+        residuals = self.search(dressed).residuals
+        self.ranks = Ranks(residuals, labels.repeat(len(dressed) // len(unseen)), len(classes))
         ranks = self.ranks(residuals[: len(unseen)], labels)
         self.unseen_refused = (ranks <= quantile).double().mean().item()
         size = min(len(training), len(every))
@@ -141,14 +144,15 @@ class Auditor:
         )
 
     def draw(self, path: Path, images: Tensor) -> None:
-        """Draw images beside the most similar training images (`save_found`)."""
+        """Draw images beside the most similar training images (`save_found`); no features."""
+        assert isinstance(self.search, Search)
         save_found(path, images, self.search, self._search_once(images))
 
     def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
         """The faults of a buffer's form."""
         shape = tuple(self.training.shape[1:])
-        if images.dtype != torch.uint8:
-            yield f"Images are {images.dtype}, not torch.uint8."
+        if images.dtype != self.training.dtype:
+            yield f"Images are {images.dtype}, not {self.training.dtype}."
         if tuple(images.shape[1:]) != shape:
             yield f"Images are of shape {tuple(images.shape[1:])}, the hospital's of {shape}."
         if labels.dtype != torch.int64:
@@ -179,7 +183,9 @@ class Auditor:
         if self._exact_copies(image):
             return f"{index} (a copy)"
         residuals = self._search_once(image).residuals[0].exp().tolist()
-        parts = (f"{name} {share:.3f}" for name, share in zip(SCORES, residuals, strict=True))
+        parts = (
+            f"{name} {share:.3f}" for name, share in zip(self.search.scores, residuals, strict=True)
+        )
         return f"{index} (unexplained {', '.join(parts)})"
 
 

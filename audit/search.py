@@ -90,6 +90,8 @@ class Found:
 class Search:
     """Searches images for copies of training images."""
 
+    scores = SCORES
+
     def __init__(self, training: Tensor, patients: Tensor | None = None) -> None:
         """Prepare the search in images [M, C, H, W] uint8.
 
@@ -108,23 +110,23 @@ class Search:
         at = self.poses[drawn.to(training.device)]
         self.pixels = 2 * max(1, round(self.whole.shape[-1] * MIDDLE / 2))
         self.middle = self.pixels / self.whole.shape[-1]
-        self.sharp = _whitening(_vectors(some), SHARP)
-        self.plain = _whitening(_vectors(some), PLAIN)
-        self.rough = _whitening(self._windows(some, at, self.pixels), ROUGH)
+        self.sharp = whitening(_vectors(some), SHARP)
+        self.plain = whitening(_vectors(some), PLAIN)
+        self.rough = whitening(self._windows(some, at, self.pixels), ROUGH)
         small = _frames(self.small[learnt]).flatten(0, 1)
-        self.coarse = _whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
+        self.coarse = whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
         everywhere = (pose.expand(len(training), 4) for pose in self.poses)
         windows = (self._windows(self.small, pose, WINDOW) for pose in everywhere)
         self.windows = torch.stack([_unit(each @ self.coarse) for each in windows])  # [P, M, F]
         self.soft = blur(self.whole, SOFT)
         self.block = min(max(BLOCK, self.whole.shape[-1] // BLOCKS), self.whole.shape[-1])
         self.fine = torch.eye(self.block**2, device=training.device)
-        self.fine = _whitening(self._blocks(some, self.block).flatten(0, 1), ROUGH, BLOCK_FEATURES)
+        self.fine = whitening(self._blocks(some, self.block).flatten(0, 1), ROUGH, BLOCK_FEATURES)
         self.placed, self.loose = (
             self._blocks(self.whole, step).movedim(1, 0).contiguous()  # [B, M, F]
             for step in (self.block, (self.block + 1) // 2)
         )
-        self.tiny = _whitening(_vectors(small), ROUGH, FEATURES // 4)
+        self.tiny = whitening(_vectors(small), ROUGH, FEATURES // 4)
         colours = interpolate(_colours(training)[:, :1], self.small.shape[2:], mode="area")
         self.tiny_known, self.tiny_colours = (
             _unit(_vectors(each) @ self.tiny) for each in (self.small, colours)
@@ -437,7 +439,7 @@ def _vectors(images: Tensor) -> Tensor:
     return scaled
 
 
-def _whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
+def whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
     """A matrix [values, F] that makes the second moments of vectors [n, values] nearly equal.
 
     `added` is added to each eigenvalue, as a share of their mean; more of it whitens less. The

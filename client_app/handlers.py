@@ -89,7 +89,8 @@ def prepare(message: Message, context: Context) -> Message:
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
             metrics |= told.buffer_figures(made.figures)
-            release = f"{len(made.samples)} synthetic images passed the release check."
+            kind = "features" if hospital.data.whole else "images"
+            release = f"{len(made.samples)} synthetic {kind} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"
             if made.figures.get("gan-private") == 0:

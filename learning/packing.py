@@ -3,7 +3,7 @@
 A network that arrives is checked before it is built: the names, dtypes and shapes of its arrays,
 and their numbers (strategies/protocol/soundness.py). So it takes no more memory than the parcel. A
 network with absurd numbers does not leave. The images of a buffer travel one below the other in one
-PNG picture, which is compressed without loss.
+PNG picture, which is compressed without loss. Features travel as numbers.
 """
 
 from collections.abc import Container, Mapping
@@ -171,16 +171,27 @@ def _check_sound(state: Mapping[str, Tensor], what: str) -> None:
 
 
 def pack_buffer(samples: Samples, dossier: str) -> ArrayRecord:
-    """Write synthetic images as a record, with the SHA-256 of the dossier of their release."""
+    """Write synthetic images as a record, with the SHA-256 of the dossier of their release.
+
+    Features are its array `features`, float32 [n, d], in the place of `images`.
+    """
+    labels = samples.labels.cpu().numpy()
+    hash_ = np.frombuffer(bytes.fromhex(dossier), dtype=np.uint8)
+    arrays = {"labels": labels, "dossier": hash_}
+    if samples.pixels.is_floating_point():
+        arrays["features"] = samples.images.flatten(1).cpu().numpy()
+    else:
+        arrays["images"] = _picture(samples)
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def _picture(samples: Samples) -> NDArray[np.uint8]:
+    """The bytes of a PNG picture, with the images one below the other."""
     channels, _, width = samples.shape
     column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
     file = BytesIO()
     Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
-    picture = np.frombuffer(file.getvalue(), dtype=np.uint8)
-    labels = samples.labels.cpu().numpy()
-    hash_ = np.frombuffer(bytes.fromhex(dossier), dtype=np.uint8)
-    arrays = {"images": picture, "labels": labels, "dossier": hash_}
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    return np.frombuffer(file.getvalue(), dtype=np.uint8)
 
 
 def dossier_hash(record: ArrayRecord) -> str:
@@ -198,27 +209,50 @@ def dossier_hash(record: ArrayRecord) -> str:
 def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -> Samples:
     """The synthetic images of a record that came from another hospital.
 
-    There must be `size` images, of the shape of the hospital's own images `like`.
+    There must be `size` images, of the shape of the hospital's own images `like`; or features, if
+    these are features.
 
     Raises:
         ParcelError: The record is not such a buffer.
     """
-    if set(record) != {"images", "labels", "dossier"}:
+    kind = "features" if like.pixels.is_floating_point() else "images"
+    if set(record) != {kind, "labels", "dossier"}:
         raise ParcelError(
-            f"A buffer has the arrays {sorted(record)!s:.200}, not images, labels and dossier."
+            f"A buffer has the arrays {sorted(record)!s:.200}, not {kind}, labels and dossier."
         )
     dossier_hash(record)
-    picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
-    channels, height, width = like.shape
-    if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:
+    drawn, labels = (torch.from_numpy(values_of(record[name])) for name in (kind, "labels"))
+    if (labels.dtype, labels.shape) != (torch.int64, (size,)):
         raise ParcelError(
-            f"A buffer has {labels.dtype} {list(labels.shape)} labels and {picture.dtype} images; "
-            f"they must be int64 [{size}] (feder.buffer-size) and uint8."
+            f"A buffer has {labels.dtype} {list(labels.shape)} labels; they must be int64 [{size}] "
+            "(feder.buffer-size)."
         )
     if size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ParcelError(f"A buffer has labels outside of 0 to {classes - 1}.")
+    images = (_features if kind == "features" else _images)(drawn, like.shape, size)
+    return Samples(images, labels)
+
+
+def _features(drawn: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
+    """The features float32 [n, d, 1, 1] of a buffer, from an array [n, d]."""
+    wanted = (size, shape[0])
+    if (drawn.dtype, drawn.shape) != (torch.float32, wanted):
+        raise ParcelError(
+            f"A buffer has {drawn.dtype} {list(drawn.shape)} features; they must be float32 "
+            f"{list(wanted)}, as this hospital's."
+        )
+    if not ((drawn.norm(dim=1) - 1).abs() < 1e-3).all():  # false for NaN
+        raise ParcelError("A buffer has features that do not have length 1.")
+    return drawn[:, :, None, None]
+
+
+def _images(drawn: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
+    """The images uint8 [n, C, H, W] of a buffer, from the bytes of a picture."""
+    channels, height, width = shape
+    if drawn.dtype != torch.uint8:
+        raise ParcelError(f"A buffer has {drawn.dtype} images; they must be uint8.")
     try:
-        with Image.open(BytesIO(picture.numpy().tobytes()), formats=["PNG"]) as column:
+        with Image.open(BytesIO(drawn.numpy().tobytes()), formats=["PNG"]) as column:
             # The check comes before the decoding: a large picture could fill the memory.
             found, mode = (column.mode, *column.size), "L" if channels == 1 else "RGB"
             if found != (mode, width, size * height):
@@ -232,4 +266,4 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
         raise
     except Exception as error:  # Pillow fails in many ways
         raise ParcelError("A buffer's images are not a PNG picture.") from error
-    return Samples(images.permute(0, 3, 1, 2).contiguous(), labels)
+    return images.permute(0, 3, 1, 2).contiguous()

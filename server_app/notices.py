@@ -6,9 +6,11 @@ from strategies.protocol.settings import GANSettings, Settings, SettingsError, d
 
 # Pixels a side of data sets that come with libraries.
 SIDES = {"digits": 8, "mnist": 28}
-# Settings that one method reads and the other does not: StyleGAN2-ADA, and mean embeddings.
-_OF_STYLEGAN = ("sampler", "clusters", "k", "kl", "iterations", "privacy-weight")
-_OF_MEANS = ("epsilon", "delta")
+# Settings that one `gan.method` reads, and the others do not.
+_OF = {
+    "stylegan2-ada": ("sampler", "clusters", "k", "kl", "iterations", "privacy-weight"),
+    "dp-mean-embedding": ("epsilon", "delta"),
+}
 
 
 def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
@@ -26,7 +28,7 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
         unread = [key for key in chosen if key.startswith("gan.")]
     else:
         why = f"'gan.method' is '{gan.method}'"
-        unread = [f"gan.{key}" for key in (_OF_MEANS if makes_gan else _OF_STYLEGAN)]
+        unread = [f"gan.{key}" for each in _OF.keys() - {gan.method} for key in _OF[each]]
     changed = [key for key in unread if chosen[key] != usual[key]]
     sentences = [
         f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed

@@ -5,7 +5,7 @@ from strategies.protocol.settings import require
 
 # Learners that need layers, rotated images or a saliency of images.
 NEED_IMAGES = {"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"}
-GANS: set[str] = set()  # values of `gan.method` whose buffers are features
+GANS = {"class-gaussians"}  # values of `gan.method` whose buffers are features
 
 
 def check_on_features(strategy: Strategy) -> None:
@@ -25,6 +25,8 @@ def check_on_features(strategy: Strategy) -> None:
         ("task-cut", settings.task_cut, settings.task_cut != "permuted", "without pixels"),
     ):
         require(fits, key, value, f"{allowed} {body}")
-    buffers = not strategy.buffer_size or settings.gan.method in GANS
-    allowed = f"0 {body}: the GAN of 'gan.method' makes images"
-    require(buffers, "feder.buffer-size", strategy.buffer_size, allowed)
+    if strategy.buffer_size:
+        gan = settings.gan
+        require(gan.method in GANS, "gan.method", gan.method, f"{', '.join(GANS)} {body}")
+        require(gan.sampler == "random", "gan.sampler", gan.sampler, f"random {body}")
+        require(gan.projections == 0, "gan.projections", gan.projections, f"0 {body}")

@@ -14,19 +14,24 @@ from client_app.authority.permission import judge
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import features, open_data, open_public
 from client_app.datasets.features import BATCH
+from client_app.hospital import open_hospital
+from client_app.release.buffer import _seed
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, save_model, save_onnx
 from learning.models import Architecture
 from learning.models.frozen import Body, weights_hash
 from learning.models.whole import frozen_network, whole_network
 from learning.randomness import use_seed
+from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES, strategy_of
-from tests.fakes import parcels_of, run_config, write_archive
+from tests.fakes import context, parcels_of, run_config, write_archive
 from tests.test_federation import HOSPITALS, federate
 
 FROZEN = {"train__freeze": "body", "model": "cnn", "feder__buffer_size": 0}
+
+ON_FEATURES = {"strategy": "feder", "feder__buffer_size": 80, "gan__method": "class-gaussians"}
 
 
 def settings(**changes):
@@ -220,7 +225,9 @@ def test_the_hash_of_the_weights_leaves_out_the_head():
         ("model", {"model": "cnn,mlp"}),
         ("train.augment", {"train__augment": "flip"}),
         ("task-cut", {"task_cut": "permuted"}),
-        ("feder.buffer-size", {"strategy": "feder", "feder__buffer_size": 8}),
+        ("gan.method", {"strategy": "feder", "feder__buffer_size": 8}),
+        ("gan.sampler", {**ON_FEATURES, "gan__sampler": "lci"}),
+        ("gan.projections", {**ON_FEATURES, "gan__projections": 4}),
     ],
 )
 def test_what_needs_images_is_refused(key, changes):
@@ -247,3 +254,46 @@ def test_learners_for_tasks_train_a_head(tmp_path, learner):
     _, ledger, _ = federate(tmp_path, "fedavg", **changes)
     assert [event for event in ledger.events if event.outcome != "ok"] == []
     assert len(ledger.of("evaluate")) == 2 * HOSPITALS
+
+
+def test_buffers_of_features_need_features():
+    with pytest.raises(SettingsError, match=r"'gan\.method' is 'class-gaussians'.*train\.freeze"):
+        settings(**{**ON_FEATURES, "train__freeze": "none"})
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_policy_decides_on_a_generator_without_a_privacy_loss(allowed):
+    policy = Policy.read()
+    rules = replace(policy.release, allow_without_privacy=allowed)
+    rulings = replace(policy, release=rules).judge(settings(**ON_FEATURES))
+    (ruling,) = [each for each in rulings if each.rule == "release.allow-without-privacy"]
+    assert ruling.holds is allowed
+
+
+def test_a_deployed_hospital_draws_other_numbers_for_other_images(tmp_path):
+    chosen = run_config(**{**FROZEN, **ON_FEATURES})
+
+    def opened(seed):
+        place = context(0, 3, {**chosen, "seed": seed}, **{"store-dir": str(tmp_path)})
+        return replace(open_hospital(place), policy=Policy.read())
+
+    learnt = Samples(*(getattr(opened(0).data.train, part) for part in ("images", "labels")))
+    seed = _seed(opened(0), learnt)
+    assert seed == _seed(opened(1), learnt)  # the server chooses the seed of a run
+    assert seed != _seed(opened(0), learnt[torch.arange(1, len(learnt))])
+
+
+def feder(tmp_path, **changes):
+    chosen = {**FROZEN, **ON_FEATURES, "train__epochs": 5, "train__learning_rate": 0.05, **changes}
+    return federate(tmp_path, chosen.pop("strategy"), partition="iid", **chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["full", "buffer-only", "synthetic-only"])
+def test_feder_replays_features(tmp_path, variant):
+    _, ledger, _ = feder(tmp_path, feder__variant=variant)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    last = [e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 2]
+    assert np.mean(last) > 0.5
+    (dossier, *_) = tmp_path.rglob("dossier.html")
+    assert "80 synthetic vectors of 128 features" in " ".join(dossier.read_text().split())

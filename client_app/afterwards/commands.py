@@ -216,7 +216,10 @@ def report(
             hospital = reopen_hospital(past, data_dir, rules)
             details = open_details(past, hospital)
             rows = exact_assessments(past, details)
-            examined = examine(past, past.buffer, hospital, details) if past.buffer else None
+            made = past.buffer
+            # At home the hospital has images, and no model for features.
+            if made and not made.samples.pixels.is_floating_point():
+                examined = examine(past, made, hospital, details)
         except DataError as error:
             inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)

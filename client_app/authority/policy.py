@@ -361,6 +361,12 @@ class Policy:
         yield from self.privacy.judge(strategy)
         if settings.strategy == "sums":
             yield from self.sums.judge(settings)
+        if strategy.buffer_size and gan.method == "class-gaussians":
+            yield release.ruling("min-averaged", check.min_class_images)
+            allowed = "a generator with a privacy loss"
+            allowed = f"{allowed} or without" if release.allow_without_privacy else allowed
+            fits = release.allow_without_privacy
+            yield Ruling("release.allow-without-privacy", allowed, gan.method, fits)
         if gan.method != "stylegan2-ada":
             return
         if (averaged := gan.least_averaged) is not None:

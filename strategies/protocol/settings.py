@@ -193,7 +193,7 @@ class EvaluateSettings:
 class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
-    method: Literal["stylegan2-ada", "dp-mean-embedding"]
+    method: Literal["stylegan2-ada", "dp-mean-embedding", "class-gaussians"]
     epsilon: AboveZero
     delta: Probability
     preset: str
@@ -325,6 +325,9 @@ class Settings:
         require(fits, "task-classes", self.task_classes, allowed)
         folds = self.num_folds
         require(self.fold < max(folds, 1), "fold", self.fold, "0 or more, below num-folds")
+        method, frozen = self.gan.method, self.train.freeze == "body"
+        allowed = "stylegan2-ada or dp-mean-embedding with train.freeze 'none'"
+        require(frozen or method != "class-gaussians", "gan.method", method, allowed)
         apart = folds == 0 or self.validation_fraction == 0
         require(apart, "num-folds", folds, "0 with a validation-fraction above 0")
 

@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 
 from audit.buffer import ATTACKS as TRIED
 from audit.buffer import SHADOWS
+from audit.class_means import CLASS_MEANS
 from cli import main
 from client_app.app import app
 from client_app.authority.identity import Identity
@@ -305,5 +306,5 @@ def test_nobody_else_reads_it(tmp_path):
 
 
 def test_the_page_knows_each_attack_and_what_left_nothing():
-    assert {*TRIED, SHADOWS} == ATTACKS.keys()
+    assert {*TRIED, CLASS_MEANS, SHADOWS} == ATTACKS.keys()
     assert "nothing leaves: b." in text_of(page(written(), "0" * 64, ""))

@@ -164,3 +164,40 @@ def test_a_buffer_that_is_no_picture_is_refused():
     picture[40:] = 7
     with pytest.raises(ParcelError, match="not a PNG"):
         unpack_buffer(ArrayRecord({**record, "images": Array(picture)}), samples(), 3, 6)
+
+
+def features(count=6, width=5):
+    vectors = torch.nn.functional.normalize(torch.rand(count, width))[:, :, None, None]
+    return Samples(vectors, torch.arange(count) % 3)
+
+
+def test_a_buffer_of_features_arrives_as_it_left():
+    sent = features()
+    arrived = unpack_buffer(pack_buffer(sent, "0" * 64), sent, classes=3, size=6)
+    assert torch.equal(arrived.images, sent.images)
+    assert torch.equal(arrived.labels, sent.labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda z: 2 * z, "do not have length 1"),
+        (lambda z: z * torch.nan, "do not have length 1"),
+        (lambda z: z[:, :4], r"float32 \[6, 4\] features; they must be float32 \[6, 5\]"),
+        (lambda z: z.double(), r"float64 \[6, 5\] features; they must be float32 \[6, 5\]"),
+        (lambda z: z[:5], r"float32 \[5, 5\] features"),
+    ],
+)
+def test_other_numbers_than_features_are_refused(change, error):
+    sent = features()
+    record = pack_buffer(sent, "0" * 64)
+    changed = Array(change(sent.images[:, :, 0, 0]).numpy())
+    with pytest.raises(ParcelError, match=error):
+        unpack_buffer(ArrayRecord({**record, "features": changed}), sent, 3, 6)
+
+
+def test_features_are_no_images():
+    with pytest.raises(ParcelError, match="not images, labels and dossier"):
+        unpack_buffer(pack_buffer(features(), "0" * 64), samples(), 3, 6)
+    with pytest.raises(ParcelError, match="not features, labels and dossier"):
+        unpack_buffer(pack_buffer(samples(), "0" * 64), features(), 3, 6)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from client_app.afterwards.own_buffer import Examination
 from client_app.afterwards.past_run import PastRun
 from pages.figures_view import figure_cell
@@ -14,9 +16,10 @@ def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | No
     if (buffer := past.buffer) is None:
         return None
     images, labels = buffer.samples.images.numpy(), buffer.samples.labels.numpy()
+    are_images = images.dtype == np.uint8
     return {
         "count": len(labels),
-        "strips": strips_by_class(images, labels, past.classes),
+        "strips": strips_by_class(images, labels, past.classes) if are_images else [],
         "worth": _worth(examined) if examined else None,
         "pairs": [
             strip(

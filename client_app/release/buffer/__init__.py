@@ -22,6 +22,7 @@ continues, and later runs use it again.
 """
 
 import hashlib
+import hmac
 import json
 from dataclasses import asdict
 
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 
 from audit.buffer import ATTACKS
+from client_app.authority.identity import secret_of
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
@@ -63,19 +65,22 @@ def make_buffer(
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
     settings, data = hospital.settings, hospital.data
-    preset = choose_preset(settings.gan.preset, settings.gan.iterations, max(data.train.shape[1:]))
+    # On features neither is used: the defaults need no file of weights.
+    chosen = ("tiny", 0) if data.whole else (settings.gan.preset, settings.gan.iterations)
+    preset = choose_preset(*chosen, max(data.train.shape[1:]))
     distance = _distance(hospital, preset)
-    seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = train if large is None else train[torch.from_numpy(large)]
     learnt = frequent_classes(countable, settings.release.min_class_images)
-    fingerprint = _fingerprint(train)
+    fingerprint, seed = _fingerprint(train), _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
     gan = settings.gan
     if gan.method == "stylegan2-ada":
         parts = [VERSION, fingerprint, classes, loss, networks, seed]
+    elif gan.method == "class-gaussians":
+        parts = [fingerprint, classes]
     else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed
@@ -99,6 +104,20 @@ def make_buffer(
         ) from error
     hospital.store.save(name, release.arrays())
     return release
+
+
+def _seed(hospital: Hospital, learnt: Samples) -> int:
+    """The seed of the buffer.
+
+    Anybody who knows the random numbers of `class-gaussians` could take them off the features. In
+    a deployment they follow from a secret of the hospital and the images that are learnt from. So
+    more runs with these images reveal no more, and other images get other numbers: the difference
+    of two buffers does not reveal a patient.
+    """
+    if hospital.policy and hospital.settings.gan.method == "class-gaussians":
+        digest = hmac.digest(secret_of(hospital.store), _fingerprint(learnt).encode(), "sha256")
+        return int.from_bytes(digest[:7], "big")
+    return int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
 
 
 def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:

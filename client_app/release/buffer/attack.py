@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from audit.buffer import Attacked, Trial, attack_buffer, shadow_trial
+from audit.class_means import class_means_trial
 from audit.report import Report
 from client_app.release.buffer.job import Job, sample
 from client_app.release.buffer.registry import Sampler
@@ -47,10 +48,13 @@ def attack(
         TimeoutError: The deadline has passed; trained shadows are kept.
     """
     release = job.hospital.settings.release
-    members = sample(job.learnt, len(job.learnt)).images  # shuffled, since classes are in order
+    members = sample(job.learnt, len(job.learnt))  # shuffled, since classes are in order
     first, second = held_out_halves(job)
     limit, halves = release.max_membership, (first.images, second.images)
-    found = attack_buffer(members, halves, samples.images, limit, job.seed)
+    found = attack_buffer(members.images, halves, samples.images, limit, job.seed)
+    if found.trials and job.hospital.data.whole:
+        trial = class_means_trial(members, (first, second), samples)
+        found = replace(found, trials=(*found.trials, trial))
     # A shadow of a sampler with a guarantee would spend privacy budget.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
         trial = shadow_attack(job, samples, concatenate((first, second)), train)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from client_app.release.buffer.class_gaussians import ClassGaussianSampler
 from client_app.release.buffer.gan_sampler import GANSampler
 from client_app.release.buffer.job import Job
 from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
@@ -25,10 +26,14 @@ class Sampler(Protocol):
     classes: Tensor
 
     def render(self, labels: Tensor, seed: int) -> Tensor:
-        """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own."""
+        """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own.
+
+        On features they are features, float32 [N, d, 1, 1] of length 1.
+        """
 
 
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
     "stylegan2-ada": GANSampler,
     "dp-mean-embedding": MeanEmbeddingSampler,
+    "class-gaussians": ClassGaussianSampler,
 }

@@ -40,11 +40,13 @@ def make(job: Job) -> Release:
     attacked = attack(job, samples, sampler.figures, train)
     uphold(job, attacked)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **copied.figures}
-    real = job.learnt if job.hospital.policy else job.train  # figures leave out small classes
-    mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
-    measured = {"mml-perceptual": mml, **diversity(job, samples)}
+    measured: dict[str, float] = {}
+    if not job.hospital.data.whole:  # features have no perceptual distance and no picture
+        real = job.learnt if job.hospital.policy else job.train  # figures leave out small classes
+        mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
+        measured = {"mml-perceptual": mml, **diversity(job, samples)}
+        draw(job, samples, audit)
     figures = declare({**sampler.figures, **checked, **measured}, job)
-    draw(job, samples, audit)
     return Release(samples, figures, attacked.evidence)
 
 

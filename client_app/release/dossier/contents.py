@@ -3,10 +3,12 @@
 import hashlib
 import hmac
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
+
+import numpy as np
 
 from client_app.authority.identity import secret_of
 from client_app.datasets.facts import hashes
@@ -50,10 +52,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
             "classes": counts,
             "left-out": [name for name in classes if name not in counts],
             "pictures": {
-                name: b64encode(png).decode()
-                for name, png in pngs_by_class(
-                    samples.images.cpu().numpy(), samples.labels.cpu().numpy(), classes
-                ).items()
+                name: b64encode(png).decode() for name, png in _pictures(release, classes).items()
             },
         },
         "learnt-from": {
@@ -76,6 +75,14 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
             "buffer": _fingerprint(release),
         },
     }
+
+
+def _pictures(release: Release, classes: Sequence[str]) -> Mapping[str, bytes]:
+    """The first images of each class as PNG; features have none."""
+    images, labels = (
+        each.cpu().numpy() for each in (release.samples.images, release.samples.labels)
+    )
+    return pngs_by_class(images, labels, classes) if images.dtype == np.uint8 else {}
 
 
 def _fingerprint(release: Release) -> str:

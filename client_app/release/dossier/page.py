@@ -24,6 +24,8 @@ ATTACKS = {
     "any mirroring or rotation, is nearer to it than the attacker's real images.",
     "density": "The attack takes an image for a training image if synthetic images are denser "
     "around it than the attacker's real images (DOMIAS).",
+    "class means": "The attack takes an image for a training image if the mean of the synthetic "
+    "features of its class is shifted towards it, from the mean of the attacker's real ones.",
     "shadow generators": "The attacker trains its own generative models, with and without the "
     "image, and compares how near their images come to it (LiRA). It has all other images.",
 }

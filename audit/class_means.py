@@ -1,0 +1,74 @@
+"""A membership attack on synthetic features by the means of their classes.
+
+With features of a frozen network an attacker knows how an image, and its class, look without the
+hospital: it has references. If image z of class c was in the training set, it pulled the mean m_c
+of the synthetic features away from the mean r_c of the references, towards itself (Homer et al.,
+PLoS Genetics 4(8), e1000167, 2008). For normal distributions the best score is linear (Fisher):
+
+    (z − r_c)ᵀ w_c / √(w_cᵀ S w_c),    w_c = S⁻¹ (m_c − r_c)
+
+S is the covariance of synthetic features within classes, shrunk to its mean variance. Scores of all
+classes have the same scale. An image has the score 0 if its class has no reference or no synthetic
+features.
+
+Shapes: `N` images, `d` features.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from audit.buffer import Trial, trial_of
+from audit.membership import Scores
+from learning.samples import Samples
+
+CLASS_MEANS = "class means"
+SHRINKAGE = 0.1  # of the covariance to its mean variance
+
+
+def class_means_trial(
+    members: Samples, halves: tuple[Samples, Samples], synthetic: Samples
+) -> Trial:
+    """The attack on synthetic features.
+
+    As in `attack_buffer`, each half of the others is once the references, and once scored.
+
+    Args:
+        members: Training features, in a random order.
+        halves: Other features; there are some in both halves.
+        synthetic: The synthetic features.
+    """
+    rows = torch.arange(len(members), device=members.labels.device)
+    asked = (members[rows[::2]], members[rows[1::2]])
+    of_members, of_others = (
+        np.concatenate([scores(images, synthetic, known) for images, known in pairs])
+        for pairs in (zip(asked, halves, strict=True), zip(halves[::-1], halves, strict=True))
+    )
+    return trial_of(CLASS_MEANS, of_members, of_others, len(synthetic))
+
+
+def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
+    """Scores [N] of images."""
+    vectors, drawn, known = map(_vectors, (images, synthetic, references))
+    apart = drawn.clone()
+    for label in synthetic.labels.unique():
+        own = synthetic.labels == label
+        apart[own] -= drawn[own].mean(dim=0)
+    spread = (1 - SHRINKAGE) * apart.T @ apart / len(apart)
+    spread.diagonal().add_(SHRINKAGE * apart.square().mean())
+    found = np.zeros(len(images))
+    for label in images.labels.unique():
+        mine, others = synthetic.labels == label, references.labels == label
+        if not (mine.any() and others.any()):
+            continue
+        middle = known[others].mean(dim=0)
+        shift = drawn[mine].mean(dim=0) - middle
+        weights = torch.linalg.solve(spread, shift)
+        rows = images.labels == label
+        score = (vectors[rows] - middle) @ weights / (shift @ weights).sqrt()
+        found[rows.cpu().numpy()] = score.cpu().numpy()
+    return found
+
+
+def _vectors(samples: Samples) -> Tensor:
+    return samples.images.flatten(1).double()

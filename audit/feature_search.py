@@ -1,0 +1,68 @@
+"""The search for copies among features of a frozen network (`Search` is the one for images).
+
+Features have no orientation, so there are fewer steps. Each vector, less the mean of all training
+features, is compared with all training vectors by the absolute correlation of whitened vectors. The
+first of two whitenings compares the broad directions, and the second one the fine ones, too.
+Orthogonal matching pursuit (Pati et al. 1993) adds a second training vector: that finds mixes.
+
+N vectors, M training vectors, d features, F whitened ones, K candidates.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from audit.search import LEAST, PLAIN, QUERIES, SECONDS, SHARP, Found, whitening
+
+
+class FeatureSearch:
+    """Searches features for copies of training features [M, d, 1, 1]."""
+
+    scores = ("aligned", "aligned in detail", "mixed")
+
+    def __init__(self, training: Tensor) -> None:
+        self.mean = training.flatten(1).mean(dim=0)
+        vectors = self._vectors(training)
+        self.broad, self.fine = whitening(vectors, PLAIN), whitening(vectors, SHARP)
+        self.known = normalize(vectors @ self.broad), normalize(vectors @ self.fine)  # [M, F] each
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Found:
+        """Search for the training features behind features [N, d, 1, 1]."""
+        found = [self._search_block(some) for some in images.split(QUERIES)]
+        residuals, index = map(torch.cat, zip(*found, strict=True))
+        frame = torch.zeros_like(index)  # none is turned or moved
+        return Found(residuals, index, frame, residuals.new_zeros(len(index), 4))
+
+    @torch.no_grad()
+    def align(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities and indices [N, 2] of the two nearest others."""
+        vectors, known = (normalize(self._vectors(each) @ self.broad) for each in (images, others))
+        top = (vectors @ known.T).abs().topk(min(2, len(others)), dim=1)
+        return top.values, top.indices
+
+    def _search_block(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Residuals [n, scores], and the nearest training vector [n], of a few vectors."""
+        vectors, (broadly, finely) = self._vectors(images), self.known
+        broad = normalize(vectors @ self.broad) @ broadly.T  # [n, M]
+        fine = normalize(vectors @ self.fine) @ finely.T
+        aligned, index = broad.square().max(dim=1)
+        shares = [aligned, fine.square().amax(dim=1), self._explain_mixed(fine)]
+        return (1 - torch.stack(shares, 1)).clamp(min=LEAST).log(), index
+
+    def _explain_mixed(self, alike: Tensor) -> Tensor:
+        """The share [n] of vectors that two training vectors explain, from correlations [n, M]."""
+        rows = torch.arange(len(alike), device=alike.device)
+        explained = []
+        for first in alike.abs().topk(min(SECONDS, alike.shape[1]), dim=1).indices.T:
+            own = alike[rows, first]
+            shared = self.known[1][first] @ self.known[1].T
+            more = (alike - own[:, None] * shared).square()
+            more = more / (1 - shared.square()).clamp(min=0.05)
+            more[rows, first] = 0
+            explained.append(own.square() + more.amax(dim=1))
+        return torch.stack(explained).amax(dim=0)
+
+    def _vectors(self, images: Tensor) -> Tensor:
+        """Vectors [N, d] of length 1, less the mean of the training features."""
+        return normalize(images.flatten(1) - self.mean)

@@ -1,0 +1,32 @@
+"""The sampler `class-gaussians`: features drawn from a normal distribution of each class."""
+
+from torch import Tensor
+
+from client_app.release.buffer.job import Job
+from gan.class_gaussians import ClassGaussians
+
+
+class ClassGaussianSampler:
+    """The distributions of a hospital's features (train.freeze).
+
+    Args:
+        job: The buffer to make.
+
+    Attributes:
+        figures: None: nothing is trained.
+        classes: Classes with enough images.
+
+    Raises:
+        ReleaseError: No class has enough images.
+    """
+
+    def __init__(self, job: Job) -> None:
+        if not len(job.learnt):
+            raise job.refusal("No class has release.min-class-images images.")
+        self.figures: dict[str, float] = {}
+        self.classes = job.learnt.labels.unique()
+        self.render_features = ClassGaussians(job.learnt.images, job.learnt.labels).render
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Features float32 [N, d, 1, 1] of classes int64 [N]."""
+        return self.render_features(labels, seed)

@@ -1,0 +1,88 @@
+"""The search for copies, and the attack by class means, on features of a frozen network."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from audit.buffer import attack_buffer
+from audit.class_means import class_means_trial
+from audit.copies import Auditor
+from gan.class_gaussians import ClassGaussians
+from learning.samples import Samples
+from tests.gan.test_class_gaussians import features
+
+CLASSES, WIDTH = ("healthy", "ill"), 32
+
+
+def drawn(count, seed):
+    return features(count, width=WIDTH, seed=seed)
+
+
+def samples(count, seed):
+    return Samples(*drawn(count, seed))
+
+
+@pytest.fixture(scope="module")
+def judge():
+    training, labels = drawn(300, seed=1)
+    held_out = drawn(200, seed=2)
+    return Auditor(training, *held_out, wanted=labels, classes=CLASSES, quantile=0.01)
+
+
+def near_copies(features):
+    noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(0))
+    return normalize(features + 0.2 * normalize(noise))
+
+
+def mixes(features):
+    return normalize(features + 0.5 * features.roll(2, 0))
+
+
+@pytest.mark.parametrize("change", [lambda x: x, near_copies, mixes])
+def test_copies_of_features_are_refused(judge, change):
+    training, labels = drawn(300, seed=1)
+    assert judge.refuses(change(training[:60]), labels[:60]).float().mean() > 0.9
+
+
+def test_other_features_pass(judge):
+    training, labels = drawn(300, seed=1)
+    images = ClassGaussians(training, labels).render(labels, seed=3)
+    refused = judge.refuses(images, labels)
+    assert refused.float().mean() < 0.05
+    assert judge.check(images[~refused], labels[~refused]).passed
+
+
+def test_images_are_no_features(judge):
+    images, labels = drawn(20, seed=3)
+    (reason,) = judge.check((images * 255).to(torch.uint8), labels).reasons
+    assert "torch.uint8, not torch.float32" in reason
+
+
+def test_near_copies_of_features_are_noticed_by_the_attacks():
+    members, others = samples(400, 1), samples(800, 2)
+    made = ClassGaussians(members.images, members.labels).render(members.labels, 3)
+    first = torch.arange(800) // 2 % 2 == 0  # classes are in turn
+    halves = others.images[first], others.images[~first]
+    found = attack_buffer(members.images, halves, made, limit=0.05, seed=0)
+    assert found.noticed is not None
+    assert not found.leaks
+
+
+@pytest.mark.parametrize(("seen", "found"), [(True, True), (False, False)])
+def test_a_mean_of_few_features_reveals_them(seen, found):
+    members, others = samples(16, 1), samples(800, 2)
+    fitted = members if seen else samples(16, 5)
+    labels = torch.arange(400) % 2
+    made = Samples(ClassGaussians(fitted.images, fitted.labels).render(labels, 3), labels)
+    halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
+    trial = class_means_trial(members, (halves[0], halves[1]), made)
+    assert (trial.worth.attack.auc.low > 0.7) == found
+
+
+def test_an_image_of_a_class_without_references_has_no_score():
+    members, others = samples(40, 1), samples(200, 2)
+    one = others[others.labels == 0]
+    halves = one[torch.arange(50)], one[torch.arange(50, 100)]
+    trial = class_means_trial(members[members.labels == 1], halves, members)
+    assert trial.worth.attack.members == 20
+    assert trial.worth.attack.tpr.value in (0.0, 1.0)  # all members are alike
