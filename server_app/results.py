@@ -8,7 +8,7 @@
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     under-way.json         during the run: the finished rounds, and the awaited hospitals
     parcels/               the last good parcel of each model
-    report.html            the summary as a page
+    report.html            the summary as a page; during the run a page that loads itself again
     tensorboard/           with the setting `tracking` (server_app/tracking)
     checkpoint/            the state for a resumed run (strategies/engine/checkpoint.py), until the
                            run has completed or its settings were refused; and resume.toml, the
@@ -29,9 +29,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from logging import ERROR, INFO
-from math import isfinite, isnan
+from math import ceil, isfinite, isnan
 from pathlib import Path
-from time import monotonic, strftime, time
+from time import monotonic, strftime, thread_time, time
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -45,7 +45,7 @@ from server_app import wording
 from server_app.data import describe
 from server_app.enrolment import expected_count, plan_of
 from server_app.measures import Round, participants
-from server_app.report import render
+from server_app.report import Live, render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Record, Summary, judge_beside, measure_round, summarise
@@ -70,6 +70,8 @@ SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
 NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json while the server waits
+# Least seconds between two pages of a run under way, and the most CPU seconds in a second of it.
+PAGE_PAUSE, PAGE_SHARE = 3.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Results:
         self._awaited: Sequence[Awaited] = ()
         self._noted: Sequence[Awaited] = ()  # contents of under-way.json
         self._noted_at = -NOTE_PAUSE
+        self._page_pause, self._page_due = PAGE_PAUSE, self._began
+        self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
         self._newest_round = -1
 
@@ -145,6 +149,9 @@ class Results:
         results._feed.begin(state.run, results.path, settings)
         for measured in results._rounds:
             results._put_away(measured)
+        results._write_live_page()
+        # This page took long, since it compiled the templates that the last page needs, too.
+        results._page_pause, results._page_due = PAGE_PAUSE, monotonic() + PAGE_PAUSE
         return results, state
 
     def _begin(self) -> State:
@@ -210,6 +217,7 @@ class Results:
         of_this = now - self._round_began
         notes = _Notes(size, now - self._began, seconds, of_this, self._resumed)
         checkpoint.save(state, asdict(notes))
+        self._classes = state.outputs
 
     def record(self, event: Event) -> None:
         """Write one event at once; log a failure or a slow answer."""
@@ -238,6 +246,8 @@ class Results:
         self._say(INFO, wording.round_line(measured, rounds, count, left))
         self._note_under_way()
         self._put_away(measured)
+        if monotonic() >= self._page_due:
+            self._write_live_page()
 
     def _put_away(self, measured: Round) -> None:
         """Send a round to the trackers, then free its tests, which may be a million."""
@@ -257,6 +267,8 @@ class Results:
         some = awaited and self._noted  # then not every answer is worth a new file
         if awaited != self._noted and not (some and now - self._noted_at < NOTE_PAUSE):
             self._note_under_way()
+        if now >= self._page_due:
+            self._write_live_page()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
@@ -267,10 +279,34 @@ class Results:
     def _note_under_way(self) -> None:
         """Write under-way.json, for `fedhandoff watch`."""
         self._noted, self._noted_at = self._awaited, monotonic()
-        clock = time() - monotonic()
-        waits = [replace(each, since=round(clock + each.since)) for each in self._awaited]
         with replacing(self.path / UNDER_WAY) as draft:
-            draft.write_bytes(to_json(UnderWay(len(self._rounds), waits)))
+            draft.write_bytes(to_json(UnderWay(len(self._rounds), self._waits())))
+
+    def _waits(self) -> list[Awaited]:
+        """The awaited answers, in the time of `time.time`."""
+        clock = time() - monotonic()
+        return [replace(each, since=round(clock + each.since)) for each in self._awaited]
+
+    def _write_live_page(self) -> None:
+        """Write the page of the run so far, and choose the time of the next one."""
+        began = thread_time()
+        events, rounds = self._all_events(), self._settings.num_server_rounds
+        summary = self._summarise(events, self._classes, monotonic() - self._began)
+        left = wording.time_left([each.seconds for each in self._rounds], rounds)
+        live = Live(
+            written=strftime("%Y-%m-%d %H:%M:%S"),
+            reload=ceil(self._page_pause),
+            progress=wording.progress_line(len(self._rounds), rounds, len(summary.hospitals), left),
+            waits=wording.waits_since(self._waits(), time()),
+            failures=wording.newest_failures(events),
+        )
+        self._write_page(render(self.path.name, summary, events, self._config, live=live))
+        self._page_pause = max(PAGE_PAUSE, (thread_time() - began) / PAGE_SHARE)
+        self._page_due = monotonic() + self._page_pause
+
+    def _write_page(self, page: str) -> None:
+        with replacing(self.path / "report.html") as draft:
+            draft.write_text(page, encoding="utf-8")
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -318,23 +354,8 @@ class Results:
     def _close(self, state: State, error: str, baseline: Summary | None = None) -> Summary:
         others = baseline.wall_seconds if baseline else 0.0
         wall_seconds = monotonic() - self._began - others
-        settings = self._settings
-        task_at = strategy_of(settings).task_at
         events = self._all_events()
-        record = Record(
-            strategy=settings.strategy,
-            events=events,
-            rounds=self._rounds,
-            wall_seconds=wall_seconds,
-            error=error,
-            resumed=self._resumed,
-            classes=state.outputs,
-            timed=settings.asynchronous or bool(settings.asynchrony.seconds),
-            tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
-            own_streams=settings.own_streams,
-            enrolment=plan_of(settings, events),
-        )
-        summary = summarise(record)
+        summary = self._summarise(events, state.outputs, wall_seconds, error)
         if baseline:
             summary = judge_beside(summary, baseline)
         self._config = describe(summary.data, self._settings.dataset) + self._config
@@ -352,9 +373,29 @@ class Results:
                 with replacing(path) as draft:
                     shutil.copyfile(state.shelf.path(model.parcel), draft)
         page = render(self.path.name, summary, events, self._config, pictures(state))
-        (self.path / "report.html").write_text(page, encoding="utf-8")
+        self._write_page(page)
         self._feed.end(summary, self.path)
         return summary
+
+    def _summarise(
+        self, events: list[Event], classes: list[str], wall_seconds: float, error: str = ""
+    ) -> Summary:
+        settings = self._settings
+        task_at = strategy_of(settings).task_at
+        record = Record(
+            strategy=settings.strategy,
+            events=events,
+            rounds=self._rounds,
+            wall_seconds=wall_seconds,
+            error=error,
+            resumed=self._resumed,
+            classes=classes,
+            timed=settings.asynchronous or bool(settings.asynchrony.seconds),
+            tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
+            own_streams=settings.own_streams,
+            enrolment=plan_of(settings, events),
+        )
+        return summarise(record)
 
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from logging import WARNING
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ from strategies.registry import strategy_of
 
 LOOK = 1.0  # seconds between two looks
 START_UP = 10.0  # seconds until a server has locked a new directory
-FAILURES = 3  # number of newest failures that are shown
 # Characters for shares from 0 to 1. Every terminal can show PLAIN.
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
@@ -148,13 +146,10 @@ class Followed:
     def headline(self) -> Iterator[str]:
         """Two lines: the run, and its state."""
         yield f"{self.settings['strategy']}, {self.path}"
-        hospitals = participants(self.events)
-        where = f"{self.finished} of {self.rounds} rounds"
-        if hospitals:
-            where += f", {len(hospitals)} hospitals"
-        if self.state() == "under way" and isfinite(self.seconds_left):
-            where += f", {duration(self.seconds_left)} left"
-        yield f"{self.state()}: {where}"
+        state, hospitals = self.state(), len(participants(self.events))
+        left = self.seconds_left if state == "under way" else nan
+        where = wording.progress_line(self.finished, self.rounds, hospitals, left)
+        yield f"{state}: {where}"
 
     def farewell(self) -> Iterator[str]:
         """The last lines about a run that has ended; the very last is its directory."""
@@ -269,12 +264,10 @@ def picture(run: Followed, console: Console) -> Group:
     parts.append(figures)
     if run.done and (noise := wording.noise_text(run.done[-1].figures)):
         parts.append(Text(noise, style="dim"))
-    now = time.time()
-    for each in run.waits if not run.summary else ():
-        clock = time.strftime("%H:%M:%S", time.localtime(min(max(each.since, 0.0), now)))
-        parts.append(Text(printable(f"since {clock}  {wording.wait_line(_ages([each], now))}")))
-    failed = [each for each in map(wording.event_line, run.events) if each and each[0] == WARNING]
-    parts += [Text(printable(text), style="yellow") for _, text in failed[-FAILURES:]]
+    waits = wording.waits_since(run.waits if not run.summary else (), time.time())
+    parts += [Text(printable(text)) for text in waits]
+    failures = wording.newest_failures(run.events)
+    parts += [Text(printable(text), style="yellow") for text in failures]
     return Group(*parts)
 
 

@@ -1,4 +1,4 @@
-"""The log lines of a run: for a round, for an important answer, for a wait.
+"""The lines of a run, for the log, `watch` and the page: a round, an answer, a wait, the progress.
 
 The line of a round has
 
@@ -12,14 +12,16 @@ The line of a round has
     visits               global accuracies of a model that was tested after each visit
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 from math import isfinite, nan
 from statistics import fmean
+from time import localtime, strftime
 
 from pages.figures import Z
 from server_app.measures import Round, visit_ends
 from server_app.summary import LABELS
+from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
@@ -27,6 +29,7 @@ from strategies.protocol.text import amount
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # latest rounds that the estimate of the time left uses
+FAILURES = 3  # number of newest failures that are shown
 VERBS = {
     "query.live": "say that it is there",
     "query.enrol": "enrol",
@@ -135,3 +138,29 @@ def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
         longest = max(seconds for _, each, seconds in waits if each == verb)
         parts.append(f"{', '.join(names)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(parts)}"
+
+
+def progress_line(finished: int, rounds: int, hospitals: int, left: float) -> str:
+    """The finished rounds, the hospitals, and the seconds until the end (NaN = unknown)."""
+    parts = [f"{finished} of {rounds} rounds"]
+    if hospitals:
+        parts.append(amount(hospitals, "hospital"))
+    if isfinite(left):
+        parts.append(f"{duration(left)} left")
+    return ", ".join(parts)
+
+
+def waits_since(waits: Iterable[Awaited], now: float) -> list[str]:
+    """A line for each awaited answer; `since` and `now` are in the time of `time.time`."""
+    lines = []
+    for each in waits:
+        since = min(max(each.since, 0.0), now)
+        clock = strftime("%H:%M:%S", localtime(since))
+        lines.append(f"since {clock}  {wait_line([(each.hospital, each.verb, now - since)])}")
+    return lines
+
+
+def newest_failures(events: Iterable[Event]) -> list[str]:
+    """The lines of the newest failures, in order."""
+    lines = filter(None, map(event_line, events))
+    return [text for level, text in lines if level == WARNING][-FAILURES:]

@@ -1,4 +1,4 @@
-"""The report of a run: its summary as one HTML page for four readers.
+"""The report of a run, under way or ended: its summary as one HTML page for four readers.
 
 The readers are a clinician (worth.py, data.py), a researcher (method.py), an engineer
 (operation.py) and a data protection officer (privacy.py, embeddings.py), in this order. Each file
@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 
@@ -41,12 +42,24 @@ QUEUES = (
 NAMED = 4  # most classes that a title names
 
 
+@dataclass(frozen=True)
+class Live:
+    """The state of a run under way, in words (server_app/wording.py)."""
+
+    written: str  # time of the page
+    reload: int  # seconds until a browser loads the page again
+    progress: str  # rounds, hospitals, time left
+    waits: list[str]  # awaited hospitals
+    failures: list[str]  # newest failures
+
+
 def render(
     name: str,
     summary: Summary,
     events: Sequence[Event],
     toml: str,
     pictures: Mapping[str, Sequence[Strip]] | None = None,
+    live: Live | None = None,
 ) -> str:
     """Make the page.
 
@@ -55,7 +68,8 @@ def render(
         summary: The run's figures.
         events: The run's events, in order.
         toml: The run's settings, as a file.
-        pictures: Synthetic images by hospital; none if the run is sealed.
+        pictures: Synthetic images by hospital; none if the run is sealed or under way.
+        live: The state of a run under way; None if the run has ended.
     """
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))
@@ -67,6 +81,7 @@ def render(
     return page.render(
         "report",
         title_of(name, summary),
+        live=live,
         summary=summary,
         sentence=QUEUES if queues else _method(summary.strategy)[1],
         facts=_facts(name, summary),

@@ -4,6 +4,7 @@ import os
 import shutil
 from base64 import b64encode
 from math import isfinite
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -22,8 +23,13 @@ from client_app.release.dossier.page import page as dossier_page
 from pages.pictures import pngs_by_class
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import compare
+from server_app.results import Results
+from strategies.engine.courier import Awaited
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import State
 from strategies.protocol.settings import defaults
 from tests.client_app.test_dossier import written
+from tests.fakes import settings
 from tests.server_app.fake_runs import HOSTILE, RUNS
 from tests.server_app.test_compare import write_run
 
@@ -295,6 +301,36 @@ def test_contents_lead_to_one_place_each(shown, name):
     )
     assert counts
     assert set(counts) == {1}
+
+
+@pytest.mark.parametrize("screen", ["narrow, light", "narrow, dark", "desktop, light"])
+def test_the_page_follows_a_run_to_its_end(browser, screen, tmp_path, monkeypatch):
+    """Nobody touches the browser: the page loads itself again, and stays after the end."""
+    monkeypatch.setattr("server_app.results.PAGE_PAUSE", 1.0)
+    width, scheme, _ = SCREENS[screen]
+    results, _ = Results.open(settings(output_dir=str(tmp_path)))
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto((results.path / "report.html").as_uri())
+    assert "0 of" in page.inner_text("[role=status]")
+    for event in RUNS["one_missing"]().events:
+        if event.round > 2:
+            break
+        results.record(event)
+    results.round_finished(1)
+    results.waits_for([Awaited("graz", "train", monotonic() - 90)])
+    results._write_live_page()
+    page.get_by_text("waits for graz to train").wait_for()
+    page.get_by_text("linz failed to train (timeout)").wait_for()
+    assert page.locator("main figure svg").first.is_visible()
+    assert page.evaluate(OVERFLOW) == 0
+    assert page.evaluate(CLIPPED) == []
+    assert page.evaluate(FAINT) == []
+    if folder := os.environ.get("FEDHANDOFF_PICTURES"):
+        page.screenshot(path=f"{folder}/live-{screen}.png")
+    results.finish(State(Shelf(results.path / "checkpoint"), "run"))
+    page.locator("[role=status]").wait_for(state="detached")
+    assert page.locator("meta[http-equiv=refresh]").count() == 0
+    page.close()
 
 
 def test_names_from_outside_do_nothing(shown):
