@@ -6,8 +6,8 @@ mean of their class:
 
     z ~ N(µ_c, diag(v)),    then z / ‖z‖
 
-With a covariance of rank 128 drawn features were no more useful at five skin centres, and revealed
-more of the training images (tried once, by hand).
+With a covariance of rank 128, 512 drawn features were no more useful at five skin centres (tried
+once, by hand).
 
 Shapes: `N` images, `n` synthetic ones, `d` features, `K` classes.
 """

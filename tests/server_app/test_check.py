@@ -193,6 +193,7 @@ def test_a_file_is_read_as_flower_reads_it(tmp_path):
         ("gan.preset='xray-256' image-size=256", ["861 hours or more"]),
         ("gan.preset='skin-256' image-size=256 gan.iterations=100", ["about 9 hours or more"]),
         ("gan.preset='xray-256' image-size=256 gan.method='dp-mean-embedding'", []),
+        ("train.freeze='body' image-size=224 gan.method='class-gaussians'", []),
         ("gan.epsilon=2.0", ["'gan.epsilon' is 2.0, and is not read: 'gan.method' is 'stylegan2"]),
         (
             "gan.sampler='lci' gan.k=6 gan.method='dp-mean-embedding'",
