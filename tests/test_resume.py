@@ -351,7 +351,7 @@ def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
     tmp_path, file_clock, monkeypatch
 ):
     """Also while its results are written at the end."""
-    monkeypatch.setattr(results, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_, **__: "")
     hospitals = [CountingHospital(f"h{k}") for k in range(2)]
 
     def lived(folder):
@@ -520,7 +520,7 @@ def test_a_run_that_still_goes_on_is_refused(tmp_path):
 
 
 def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
-    monkeypatch.setattr(results, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_, **__: "")
     assert killed.part()
     killed.results.finish(killed.state)
     assert "has not completed (there is no" in refused(killed)
@@ -610,7 +610,7 @@ REAL: dict[str, dict[str, object]] = {
 def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(
     case, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(results, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_, **__: "")
     chosen = {
         "strategy": case,
         "num_server_rounds": 3,
