@@ -580,6 +580,36 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
         exact(past, run.place / "images" / "linz")
 
 
+@pytest.mark.slow
+def test_heads_on_features_are_used_at_home_as_whole_networks(call, tmp_path, monkeypatch):
+    """Home tests body and head on bytes; the run tested the head on features."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    run = Finished(tmp_path, model="cnn", train__freeze="body")
+    past = PastRun.find("graz", run.store("graz"), None)
+    again, released = (
+        exact(past, tmp_path / "images" / "graz")[1:],
+        worth_here.released_assessments(past),
+    )
+    figures = ("kind", "model", "images", "patients", "balanced_accuracy", "accuracy", "auroc")
+    assert [[row.get(key) for key in figures] for row in again] == [
+        [row.get(key) for key in figures] for row in released
+    ]
+    with pytest.raises(DataError, match="not the hospital's images of the run"):
+        exact(past, tmp_path / "images" / "linz")
+    at_home, images = run.hospital("graz"), tmp_path / "images" / "graz"
+    table, page, model = (tmp_path / name for name in ("out.csv", "page.html", "m.safetensors"))
+    for command in (
+        ["predict", "--data", images, "--output", table],
+        ["report", "--data-dir", images, "--to", page],
+        ["export", "linz", "--to", model],
+    ):
+        status, printed = call(*command, *at_home)
+        assert status == 0, printed.err
+    assert len(table.read_text().splitlines()) == 1 + 24
+    assert "cnn" in read_manifest(model).architecture
+
+
 def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):
     shutil.copytree(run.store("graz"), tmp_path / "store")
     where = ("--store-dir", tmp_path / "store", "--data-dir", run.place / "images" / "graz")
