@@ -34,6 +34,8 @@ def attack(tmp_path):
             file = tmp_path / "bundle" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(MARK if file.suffix == ".py" else "")
+            if file.suffix == ".py" and file.parent != tmp_path / "bundle":
+                (file.parent / "__init__.py").touch()  # else an installed package goes first
         (tmp_path / "approved" / "client_app").mkdir(parents=True)
         (tmp_path / "approved" / "client_app" / "app.py").write_text(APP)
         (tmp_path / "flower.py").write_text(FLOWER)
@@ -69,8 +71,9 @@ def test_a_bundle_adds_no_module(module, attack):
     file = f"{module.replace('.', '/')}.py"
     before, after = attack("client_app.app", f"import {module}", file)
     assert f"the bundle runs {module}" in before.stdout
-    assert f"ModuleNotFoundError: No module named '{module}'" in after.stderr
     assert "bundle" not in after.stdout
+    if module != "server_app":  # the hospital's own installation may have it
+        assert f"ModuleNotFoundError: No module named '{module}'" in after.stderr
 
 
 @pytest.mark.slow
