@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from cli.command import SITE, STORE_DIR, RunConfig, Site, StoreDir, command, private
+from cli.command import (
+    SITE,
+    STORE_DIR,
+    Keys,
+    RunConfig,
+    RunIdentity,
+    Site,
+    StoreDir,
+    Trusted,
+    command,
+    private,
+)
 from cli.places import HERE, Hospital
 
 app = typer.Typer()
@@ -98,15 +109,9 @@ def dossier(
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
-    run: Annotated[
-        str | None, typer.Option(help="Identity of the run. Without it: the newest run.")
-    ] = None,
-    identity: Annotated[
-        Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
-    ] = None,
-    members: Annotated[
-        Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")
-    ] = None,
+    run: RunIdentity = None,
+    identity: Keys = None,
+    members: Trusted = None,
 ) -> bool:
     """Check the dossier of synthetic images that left."""
     from client_app.afterwards.commands import dossier

@@ -22,6 +22,13 @@ StoreDir = Annotated[Path, typer.Option(help="The hospital's store.")]
 RunConfig = Annotated[
     str | None, typer.Option(help="Settings of the run, such as \"strategy='cwt' image-size=64\".")
 ]
+RunIdentity = Annotated[
+    str | None, typer.Option(help="Identity of the run. Without it: the newest run.")
+]
+Keys = Annotated[
+    Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
+]
+Trusted = Annotated[Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")]
 SITE, STORE_DIR = "hospital", STORES
 
 

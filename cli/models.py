@@ -5,11 +5,20 @@ from typing import Annotated
 
 import typer
 
-from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
+from cli.command import (
+    SITE,
+    STORE_DIR,
+    Keys,
+    RunIdentity,
+    Site,
+    StoreDir,
+    Trusted,
+    command,
+    private,
+)
 from cli.places import HERE, Hospital
 
 app = typer.Typer()
-Run = Annotated[str | None, typer.Option(help="Identity of the run. Without it: the newest run.")]
 Policy = Annotated[Path | None, typer.Option(help="Policy of the run. Without it: the defaults.")]
 
 
@@ -50,7 +59,7 @@ def predict(
 @command(app, "report --hospital graz --to report.html")
 def report(
     to: Annotated[Path, typer.Option(help="The page to write (HTML).")],
-    run: Run = None,
+    run: RunIdentity = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="The hospital's labelled images of the run, for exact figures."),
@@ -100,7 +109,7 @@ def export(
 @command(app, "alone --hospital graz")
 def alone(
     data_dir: Annotated[Path, typer.Option(help="The hospital's labelled images of the run.")],
-    run: Run = None,
+    run: RunIdentity = None,
     run_config: Annotated[
         str | None, typer.Option(help="Settings of the run. Without it: those in the ledger.")
     ] = None,
@@ -123,12 +132,8 @@ def alone(
 def open_(
     parcels: Annotated[list[Path], typer.Argument(help="Files in the run's parcels/.")],
     run_config: Annotated[str, typer.Option(help="Settings of the run: its config.toml.")],
-    identity: Annotated[
-        Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
-    ] = None,
-    members: Annotated[
-        Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")
-    ] = None,
+    identity: Keys = None,
+    members: Trusted = None,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,

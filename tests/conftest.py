@@ -9,6 +9,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
 
+from cli import main
 from client_app.authority.node_config import simulate
 from strategies.protocol.code import PACKAGES
 
@@ -166,3 +167,17 @@ def _quick_buffers(monkeypatch, _quick_audits):
         return Release(Samples(images.byte(), labels), {"release-passed": 1.0})
 
     monkeypatch.setattr(buffer, "make_buffer", blend)
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Calls `fedhandoff` at home; its status, output and errors."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)])
+        return ended.value.code, *capsys.readouterr()
+
+    return call

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cli import main
 from client_app.authority.policy import DEFAULTS
 from deploy import hospital
 from deploy.own_file import HospitalFile, read_own, write_own
@@ -16,20 +15,6 @@ from strategies.protocol.declared import keys_of
 
 ROOT = Path(__file__).parents[2]
 GRAZ = {"name": "graz", "data": "images", "server": "localhost:9092", "members": "members"}
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
-    """Calls a command at home; its status, output and errors."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments)])
-        return ended.value.code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

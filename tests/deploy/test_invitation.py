@@ -8,7 +8,6 @@ import tomllib
 import pytest
 import tomli_w
 
-from cli import main
 from client_app.authority.members import read_members
 from deploy import invitation as module
 from deploy import server
@@ -25,20 +24,6 @@ def registered(monkeypatch):
         module, "register", lambda _, key, name: found.update({name: key.read_text()})
     )
     return found
-
-
-@pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
-    """Calls a command at home; its status, output and errors."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main([*map(str, arguments)])
-        return ended.value.code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture
