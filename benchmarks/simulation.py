@@ -5,6 +5,7 @@ Flower leaves it running. Here it gets an empty folder and its own home, and end
 """
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -13,14 +14,10 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from flwr.app import Context, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-
 from benchmarks.losses import NONE, Losses, UnreliableGrid
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
-from server_app.app import app
-from server_app.launch import COMPLETED, STARTED, status_of
+from server_app.launch import run_on
 from strategies.protocol.settings import complete
 from warm.workers import Workers
 
@@ -28,6 +25,8 @@ APP = Path(__file__).parents[1]
 # In tables, `standalone` is a row of its own, and the engine is an option.
 USUAL = {"baseline": "", "workers": 0}
 START_UP = 60.0  # seconds a SuperLink may take to be ready
+STARTED = re.compile(r"Successfully started run (\d+)")  # a line of `flwr run`
+COMPLETED = "finished:completed"
 
 
 class RunFailed(RuntimeError):
@@ -121,11 +120,25 @@ def run(
     started = STARTED.search(stream.stdout)
     if stream.returncode != 0 or not started:
         raise RunFailed(output)
-    status = status_of(started[1], environment)
+    status = _status_of(started[1], environment)
     if not status.startswith(COMPLETED):
         raise RunFailed(f"{status}\n{output}")
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
+
+
+def _status_of(run: str, environment: Mapping[str, str]) -> str:
+    """The status of a run, as the local SuperLink of this environment reports it."""
+    answer = subprocess.run(
+        ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
+        # FORCE_COLOR, which notebooks and CIs set, would put colours into JSON.
+        env={**environment, "TTY_COMPATIBLE": "0"},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    (found,) = json.loads(answer.stdout)["runs"]
+    return f"{found['status']}: {found['status-details']}"
 
 
 def run_warm(
@@ -152,12 +165,9 @@ def run_warm(
     """
     folders_before = set(output_dir.glob("*"))
     config = complete({**USUAL, **settings, "output-dir": str(output_dir)})
-    for identity in ("task_id", "run_id", "node_id"):  # Flower makes messages only inside a run
-        setattr(TaskIdentity, identity, 0)
     try:
         with redirect_stdout(workers.log):
-            grid = UnreliableGrid(losses, workers, hospitals, config)
-            app(grid, Context(0, 0, {}, RecordDict(), {**config}))
+            run_on(UnreliableGrid(losses, workers, hospitals, config), config)
     except Exception as error:
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     (result,) = set(output_dir.glob("*")) - folders_before

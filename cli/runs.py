@@ -15,25 +15,23 @@ Settings = Annotated[
 ]
 
 
-@command(app, "run --run-config \"strategy='cwt' train.epochs=5\" --open")
+@command(app, "run --run-config \"strategy='cwt' train.epochs=5\" --hospitals 4 --open")
 def run(
     run_config: Settings = None,
-    federation_config: Annotated[
-        list[str] | None,
-        typer.Option(help='As for flwr run, such as "num-supernodes=4".'),
-    ] = None,
+    hospitals: Annotated[int, typer.Option(min=1, help="The number of simulated hospitals.")] = 2,
     open_: Annotated[
         bool, typer.Option("--open", help="Open the report in a browser at the end.")
     ] = False,
 ) -> None:
     """Check settings, simulate a run, and show its log.
 
-    The last line is the address of the report. The exit status is 1 if the run does not complete.
+    The last line is the address of the report. The exit status is 1 if the run fails. Ctrl-C ends
+    the run; the setting `resume` continues it.
     """
     from server_app.launch import simulate
 
-    report = simulate(run_config or [], federation_config or [])
-    if open_ and report:
+    report = simulate(run_config or [], hospitals)
+    if open_:
         typer.launch(report)
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from deploy.voice import Voice, say
 from deploy.watch import Watch
-from strategies.protocol.local import bypass_proxy
 
 PAUSE = 5.0  # seconds before a restart
 GRACE = 20.0  # seconds for a program to end after SIGTERM
+HERE = "127.0.0.1,localhost,::1"
 
 
 def forget_apps(home: Path) -> None:
@@ -36,6 +36,16 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
+def _bypass_proxy() -> dict[str, str]:
+    """This process's environment, in which requests to this machine use no proxy.
+
+    Requests to other machines still use the proxies that the environment names.
+    """
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    value = f"{exempt},{HERE}" if exempt else HERE
+    return {**os.environ, "no_proxy": value, "NO_PROXY": value}
+
+
 def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     """The environment of a Flower program of this installation.
 
@@ -47,7 +57,7 @@ def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        **bypass_proxy(),
+        **_bypass_proxy(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,

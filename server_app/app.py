@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
                 log(WARNING, "%s", notice)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
             baseline = _run_baseline(settings, chosen, results.path)
-    except Exception as raised:
+    except (Exception, KeyboardInterrupt) as raised:
         error = results.explain(raised)
         results.fail(error, state)
         console.reported = error if isinstance(error, RunError | SettingsError) else None

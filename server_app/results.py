@@ -326,8 +326,10 @@ class Results:
         checkpoint.remove(self._checkpoint)
         return summary
 
-    def explain(self, error: Exception) -> Exception:
-        """The error itself; for a full disk, an error that names the cure."""
+    def explain(self, error: Exception | KeyboardInterrupt) -> Exception:
+        """The error itself; for a full disk, an error that names the cure; for Ctrl-C, an error."""
+        if isinstance(error, KeyboardInterrupt):
+            return RunError("It was ended by Ctrl-C.")
         if not isinstance(error, OSError) or error.errno not in FULL:
             return error
         return RunError(

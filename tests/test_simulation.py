@@ -34,9 +34,9 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 RUNS = [line for line in COMMANDS if re.search("(flwr|fedhandoff) run", line)]
-# Two of them are run by Flower: the shortest, and one with a --federation-config. The others differ
-# from these in settings alone, and are run in warm processes, which takes a tenth of the time.
-BY_FLOWER = [RUNS[0], next(run for run in RUNS if "fedrewind" in run)]
+# Two of them are run as they stand: one of each command. The others differ from these in settings
+# alone, and are run in warm processes, which takes a tenth of the time.
+AS_IT_STANDS = [RUNS[0], next(run for run in RUNS if "fedrewind" in run)]
 
 
 FLOWER = """
@@ -105,9 +105,9 @@ def result_of(flower, tmp_path_factory):
     def result(command):
         folder = tmp_path_factory.mktemp("readme")
         write_archive(folder / "mnist.npz", 200)
-        by_flower, command = command in BY_FLOWER, command.replace("/data/", f"{folder}/")
+        as_it_stands, command = command in AS_IT_STANDS, command.replace("/data/", f"{folder}/")
         short = "num-server-rounds=2 gan.iterations=2 feder.buffer-size=40"
-        if by_flower:
+        if as_it_stands:
             command += f""" --run-config "{short} output-dir='{folder}/runs'" """
             command = command.replace("uv run fedhandoff", "uv run python -m cli")
             subprocess.run(command, shell=True, env=flower, cwd=ROOT, check=True)
@@ -115,10 +115,12 @@ def result_of(flower, tmp_path_factory):
             return result
         options = argparse.ArgumentParser()
         options.add_argument("--run-config", required=True)
-        options.add_argument("--federation-config", default="num-supernodes=2")
+        options.add_argument("--hospitals", type=int, default=2)
+        options.add_argument("--federation-config")
         given, words = options.parse_known_args(shlex.split(command))
         assert " ".join(words) in ("uv run flwr run . --stream", "uv run fedhandoff run")
-        hospitals = parse_config_args([given.federation_config])["num-supernodes"]
+        federation = parse_config_args([given.federation_config])
+        hospitals = federation.get("num-supernodes", given.hospitals)
         settings = parse_config_args([given.run_config]) | parse_config_args([short])
         return run_warm(workers, folder / "runs", hospitals, settings)
 

@@ -61,6 +61,7 @@ def launch(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        process_group=0,  # Ctrl-C ends the caller, and so this process (`_end_with`)
     )
 
 

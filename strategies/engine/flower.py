@@ -3,9 +3,8 @@
 Hospitals import none. deploy/control.py runs inside Flower's SuperLink, and imports its own.
 """
 
-from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 from flwr.supercore.run import Run
-from flwr.supercore.utils import simulation_config_from_json
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import InMemoryGrid
 
-__all__ = ["DEFAULT_SIMULATION_CONFIG", "InMemoryGrid", "Run", "simulation_config_from_json"]
+__all__ = ["InMemoryGrid", "Run", "TaskIdentity"]

@@ -1,61 +1,36 @@
-"""One command that checks settings, starts Flower, and tells by its status how the run ended."""
+"""One command that checks settings, does a run, and tells by its status how the run ended."""
 
 import json
-import sys
-from typing import Any
+from contextlib import nullcontext
 
 import pytest
 
 from cli import main
 from server_app import launch as module
-from server_app.launch import hospitals_of
-from strategies.protocol.settings import SettingsError
-
-FLWR = f"""#!{sys.executable}
-import json, os, sys
-from pathlib import Path
-
-folder = Path(__file__).parent
-with (folder / "calls").open("a") as calls:
-    told = [os.environ[name] for name in ("FLWR_LOG_LEVEL", "no_proxy")]
-    print(json.dumps([*sys.argv[1:], *told]), file=calls)
-run = json.loads((folder / "run.json").read_text())
-if sys.argv[1] == "ls":
-    print(run["listed"])
-    sys.exit()
-print(run["says"], flush=True)
-sys.exit(run["code"])
-"""
-COMPLETED = {"status": "finished:completed", "status-details": ""}
-FAILED = {"status": "finished:failed", "status-details": "boom"}
-STOPPED = {"status": "finished:stopped", "status-details": ""}
+from server_app.app import app
+from strategies.engine.strategy import RunError
+from tests.fakes import run_config
 
 
 @pytest.fixture
-def launch(tmp_path, monkeypatch):
-    """Runs the command with a `flwr` that does no run; what `flwr` was called with."""
-    (tmp_path / "flwr").write_text(FLWR)
-    (tmp_path / "flwr").chmod(0o700)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    # The `flwr` beside the Python that runs is taken, whatever PATH has first.
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+def launch(monkeypatch, tmp_path):
+    """Runs the command without processes; `app` is what a run does. Returns its exit status."""
+    started = []
 
-    def _launch(*options, listed="", says="Successfully started run 7", code=0):
-        run = {"listed": listed, "says": says, "code": code}
-        (tmp_path / "run.json").write_text(json.dumps(run))
-        try:
-            main(["run", *options])
-        except SystemExit as ended:
-            if ended.code:
-                raise
-        finally:
-            calls = tmp_path / "calls"
-            lines = calls.read_text().splitlines() if calls.exists() else []
-            launched[:] = map(json.loads, lines)
-        return list(launched)
+    def workers(count):
+        started.append(count)
+        return nullcontext()
 
-    launched: list[Any] = []
-    _launch.__dict__["calls"] = launched
+    def _launch(*options, run=lambda grid, context: None):
+        monkeypatch.setattr(module, "app", run)
+        home = f"output-dir='{tmp_path}'"
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--run-config", home, *options])
+        return ended.value.code
+
+    monkeypatch.setattr(module, "Workers", workers)
+    monkeypatch.setattr(module, "WorkersGrid", lambda workers, hospitals, config: hospitals)
+    _launch.__dict__["started"] = started
     return _launch
 
 
@@ -65,98 +40,76 @@ def launch(tmp_path, monkeypatch):
         (["--run-config", "train.epoch=5"], "did you mean 'train.epochs'?"),
         (["--run-config", "min-hospitals=3"], "at most the number of hospitals, which is 2"),
         (
-            ["--run-config", "min-hospitals=5", "--federation-config", "num-supernodes=4"],
+            ["--run-config", "min-hospitals=5", "--hospitals", "4"],
             "at most the number of hospitals, which is 4",
         ),
-        (["--federation-config", "num-supernode=4"], "It takes num-supernodes, client-"),
+        (["--run-config", "workers=0"], "only `flwr run` has Flower's engine"),
+        (["--hospitals", "0"], "--hospitals"),
     ],
 )
-def test_nothing_starts_with_settings_that_cannot_be_used(launch, capsys, options, words):
-    with pytest.raises(SystemExit) as ended:
-        launch(*options)
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
-    assert not launch.calls
+def test_no_run_starts_with_settings_that_cannot_be_used(launch, capsys, options, words):
+    def run(grid, context):
+        raise AssertionError("a run has started")
+
+    assert launch(*options, run=run) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
 
 
-def test_a_run_that_completes_is_checked_started_and_shown(launch, capfd, monkeypatch):
-    monkeypatch.delenv("FLWR_LOG_LEVEL", raising=False)
+def test_the_settings_are_checked_and_the_run_has_them(launch, capsys):
+    runs = []
+
+    def run(grid, context):
+        runs.append((grid, context.run_config))
+
     settings = ["--run-config", "strategy='cwt'", "--run-config", "train.epochs=5"]
-    federation = ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
-    listed = json.dumps({"runs": [COMPLETED]})
-    run, ls = launch(*settings, *federation, listed=listed, says="Successfully started run 12")
-    assert run[0] == "run"
-    assert run[2:-2] == ["local", "--stream", *settings, *federation]
-    assert ls[:-2] == ["ls", "local", "--run-id", "12", "--format", "json"]
-    assert run[-2] == "ERROR"  # Flower's own lines are hidden
-    assert all("127.0.0.1" in call[-1] for call in (run, ls))  # past any proxy
-    said = capfd.readouterr().out
-    assert said.startswith("The settings can be used: strategy 'cwt'")
-    assert said.endswith("\nSuccessfully started run 12\n")
+    assert launch(*settings, "--hospitals", "4", run=run) == 0
+    ((hospitals, config),) = runs
+    assert (hospitals, config["strategy"], config["train.epochs"]) == (4, "cwt", 5)
+    assert config["seed"] == run_config()["seed"]  # not named: as in pyproject.toml
+    assert capsys.readouterr().out.startswith("The settings can be used: strategy 'cwt'")
 
 
-def test_who_wants_all_that_flower_says_is_heard(launch, monkeypatch):
-    monkeypatch.setenv("FLWR_LOG_LEVEL", "DEBUG")
-    run, _ = launch(listed=json.dumps({"runs": [COMPLETED]}))
-    assert run[-2] == "DEBUG"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "words"),
+    ("workers", "hospitals", "processes"), [(-1, 2, 2), (-1, 9, 8), (3, 9, 3), (3, 2, 2)]
+)
+def test_each_core_has_a_process_and_no_process_is_idle(
+    launch, monkeypatch, workers, hospitals, processes
+):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert launch("--run-config", f"workers={workers}", "--hospitals", str(hospitals)) == 0
+    assert launch.started == [processes]
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "status"),
     [
-        ({"listed": json.dumps({"runs": [FAILED]})}, "has not completed.*finished:failed: boom"),
-        ({"listed": json.dumps({"runs": [STOPPED]})}, "has not completed.*finished:stopped"),
-        ({"listed": json.dumps({"runs": []})}, "nothing of run 7"),
-        ({"listed": "no such run"}, "nothing of run 7.*no such run"),
-        ({"says": "Hello."}, "did not report that it has started a run"),
+        (RunError("No hospital answers."), "The run failed: No hospital answers.", 1),
+        (KeyboardInterrupt(), "The run failed: It was ended by Ctrl-C.", 130),
     ],
 )
-def test_a_run_that_does_not_complete_exits_with_status_1(launch, run, words):
-    with pytest.raises(SystemExit, match=words):  # a text, which Python prints, for status 1
-        launch(**run)
+def test_a_run_that_fails_says_how_to_resume_it(
+    launch, capsys, monkeypatch, tmp_path, error, words, status
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("server_app.app.Engine.go", fail)
+    monkeypatch.setattr("server_app.app._engine", lambda grid, *_: nullcontext(grid))
+    simulated = type("Courier", (), {"simulates": True})
+    monkeypatch.setattr("server_app.app.Courier", lambda *_: simulated())
+    assert launch(run=app) == status
+    (folder,) = tmp_path.iterdir()
+    said = " ".join(capsys.readouterr().out.split())
+    assert words in said
+    assert f"Resume it with --run-config '{folder}/checkpoint/resume.toml'" in said
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
-def test_a_superlink_that_starts_too_slowly_is_started_once_more(launch, capfd):
-    """Flower waits 15 seconds; a new machine compiles all packages in that time."""
-    with pytest.raises(SystemExit, match="machine is too busy"):
-        launch(says="Failed to start local SuperLink within 15s.", code=1)
-    assert [call[0] for call in launch.calls] == ["run"] * 4
-    assert "has not started in time" in capfd.readouterr().out
+def test_a_fault_of_the_program_is_shown_whole(launch):
+    def run(grid, context):
+        raise ZeroDivisionError
 
-
-def test_the_status_of_flwr_is_passed_on(launch):
-    with pytest.raises(SystemExit) as exit_:
-        launch(code=4)
-    assert exit_.value.code == 4
-
-
-@pytest.mark.parametrize(
-    ("says", "stop"),
-    [("Successfully started run 7", "flwr stop 7 local"), ("", "flwr stop <run id> local")],
-)
-def test_ctrl_c_says_that_the_run_goes_on_and_what_ends_it(launch, monkeypatch, says, stop):
-    said = []
-
-    def interrupted(text, **how):
-        if how:  # a line of `flwr`
-            raise KeyboardInterrupt
-        said.append(text)
-
-    monkeypatch.setattr(module, "print", interrupted, raising=False)
-    with pytest.raises(SystemExit) as exit_:
-        launch(says=says)
-    assert exit_.value.code == 130
-    assert said[0].startswith(f"A run that has started goes on. `uv run {stop}` ends it")
-
-
-def test_it_knows_how_many_hospitals_flower_simulates(tmp_path):
-    assert hospitals_of([]) == 2
-    assert hospitals_of(["verbose=true", "num-supernodes=10"]) == 10
-    file = tmp_path / "federation.toml"
-    file.write_text("num-supernodes = 3\n")
-    assert hospitals_of([str(file)]) == 3
-    with pytest.raises(SettingsError, match="--federation-config is \"num-supernodes='x'\""):
-        hospitals_of(["num-supernodes='x'"])
-    with pytest.raises(SettingsError, match=r"--federation-config names nowhere\.toml"):
-        hospitals_of(["nowhere.toml"])
+    with pytest.raises(ZeroDivisionError):
+        launch(run=run)
