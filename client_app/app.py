@@ -4,10 +4,12 @@ Flower also loads this file in processes that answer no message, and importing t
 So the handlers are in another file, which is imported when a message needs it.
 """
 
+from importlib import import_module
+
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.authority.node_config import simulate
+from client_app.authority import node_config
 from client_app.release.guard import guard
 from client_app.resident import resident
 from strategies.protocol.console import Console
@@ -19,6 +21,17 @@ __all__ = ["app", "simulate"]  # Flower and a warm process (warm/process.py) use
 Console.install(clock="", width=73)
 
 app = ClientApp(mods=[guard, resident])
+
+
+def simulate() -> None:
+    """Prepare this process for simulated hospitals. Then it is forked, once for each worker."""
+    for module in (
+        "client_app.handlers",
+        "client_app.visit",
+        "torch._dynamo",
+    ):  # the optimizers' own
+        import_module(module)
+    node_config.simulate()
 
 
 @app.query("live")

@@ -2,9 +2,10 @@
 
     python -P -m warm <module>:<app> <descriptor of a socket>
 
-On a connected socket it answers for simulated hospitals, until the other side closes the socket. On
-a listening socket it is a hospital's own process: it detaches from its parent, and answers each
-calling process of this user, until there was no call for `IDLE` seconds.
+On a connected socket it forks a process for each socket that arrives (`Stem`). Such a process
+answers for simulated hospitals, until the other side closes its socket. On a listening socket it is
+a hospital's own process: it detaches from its parent, and answers each calling process of this
+user, until there was no call for `IDLE` seconds.
 
 If the other side closes the connection before it has its answer, the process ends, also during
 training. So no process works for a caller that was killed.
@@ -20,7 +21,8 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from struct import unpack
+from signal import SIGTERM
+from struct import pack, unpack
 from threading import Event, Thread
 from typing import IO, Any
 
@@ -32,6 +34,69 @@ from warm.wire import Wire
 
 ROOT = Path(__file__).absolute().parents[1]
 IDLE = 900.0  # seconds without a message after which a listening process frees its memory
+
+
+class Stem:
+    """The caller's side of a process that has imported the app, and is forked for each worker.
+
+    So torch is imported once, and its memory is shared. The forked process has imported modules and
+    computed nothing. Its only other threads are those of BLAS, which a forked process starts anew.
+    """
+
+    def __init__(self, app: str, variables: Mapping[str, str], output: int | IO[str]) -> None:
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            self.process = launch(app, theirs, variables, output)
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """A new process, and a connection to it.
+
+        Raises:
+            ConnectionError: The app could not be imported.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return self._ask(0, [theirs.fileno()]), ours
+            except ConnectionError:
+                ours.close()
+                raise
+
+    def end(self, process: int) -> int:
+        """End a process of `fork`; returns its exit code, as of `subprocess.Popen`."""
+        os.kill(process, SIGTERM)
+        return self._ask(process, [])
+
+    def close(self) -> None:
+        """End the process that is forked."""
+        self.process.terminate()
+        self.process.wait()
+        self.connection.close()
+
+    def _ask(self, process: int, files: list[int]) -> int:
+        with suppress(ConnectionError):
+            socket.send_fds(self.connection, [pack("i", process)], files)
+            if answer := self.connection.recv(4):
+                return int(unpack("i", answer)[0])
+        raise ConnectionError("The process of the simulated hospitals has ended; see its log.")
+
+
+def _fork_or_wait(connection: socket.socket, app: ClientApp) -> None:
+    """Answer a `Stem` until it closes the connection."""
+    while True:
+        asked, files, _, _ = socket.recv_fds(connection, 4, 1)
+        if not asked:
+            return
+        (process,) = unpack("i", asked)
+        if process:
+            answer = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        elif not (answer := os.fork()):
+            connection.close()
+            _answer(socket.socket(fileno=files[0]), app)
+            return
+        else:
+            os.close(files[0])
+        connection.sendall(pack("i", answer))
 
 
 class Handed(Context):
@@ -77,7 +142,7 @@ def main(app: str, opened: socket.socket) -> None:
         serve(opened, client)
     else:
         loaded.simulate()
-        _answer(opened, client)
+        _fork_or_wait(opened, client)
 
 
 def serve(listener: socket.socket, app: ClientApp) -> None:

@@ -6,14 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from socket import socketpair
 from typing import IO, Any
 
 from flwr.app import Error, Message
 
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.settings import PYPROJECT
-from warm.process import launch
+from warm.process import Stem
 from warm.wire import Outbox, Wire
 
 RunConfig = Mapping[str, Any]
@@ -23,21 +22,14 @@ RunConfig = Mapping[str, Any]
 class Worker:
     """A warm process and its present message."""
 
-    process: subprocess.Popen[bytes]
+    process: int
     wire: Wire
     served: set[int] = field(default_factory=set)  # nodes with data that it may have in memory
     message: Message | None = None  # the message that it works on; None = idle
 
-    def end(self) -> int:
-        """End the process; returns its exit code."""
-        self.process.terminate()
-        code = self.process.wait()
-        self.wire.close()
-        return code
-
 
 class Workers:
-    """Warm processes, which serve one run after the other.
+    """Warm processes, which serve one run after the other. They start with the first message.
 
     Args:
         processes: The number of processes.
@@ -60,18 +52,25 @@ class Workers:
         self._app: str = project["tool"]["flwr"]["app"]["components"]["clientapp"]
 
     def __enter__(self) -> "Workers":
-        self.workers = [self._start() for _ in range(self.processes)]
+        self._stem = Stem(self._app, self.variables, self.log or subprocess.PIPE)
+        if lines := self._stem.process.stdout:
+            threading.Thread(target=_print, args=(lines,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.process.terminate()
-        for worker in self.workers:
-            worker.end()
+        for worker in [*self.workers]:
+            self._end(worker)
+        self._stem.close()
         self._outbox.clear((0, 0))
 
     def idle(self, node: int) -> Worker | None:
-        """An idle process, preferably with the data of a node; None if all processes work."""
+        """An idle process, preferably with the data of a node; None if all processes work.
+
+        Raises:
+            ConnectionError: The processes cannot start.
+        """
+        while len(self.workers) < self.processes:
+            self._start()
         idle = [worker for worker in self.workers if worker.message is None]
         return min(idle, key=lambda worker: node not in worker.served, default=None)
 
@@ -96,9 +95,8 @@ class Workers:
         try:
             answer = worker.wire.answer_to(message)
         except (EOFError, OSError):
-            worker.process.wait()
             reason = (
-                f"The hospital's process ended with code {self._replace(worker)} (-9 is usually "
+                f"The hospital's process ended with code {self._end(worker)} (-9 is usually "
                 "out of memory): give the machine more memory, or use fewer workers."
             )
             return Message(Error(Failure.CRASHED, reason), reply_to=message)
@@ -108,21 +106,17 @@ class Workers:
     def rest(self) -> None:
         """Replace the processes that still work, at the end of a run."""
         for worker in self.busy():
-            self._replace(worker)
+            self._end(worker)
 
-    def _replace(self, worker: Worker) -> int:
-        """End a process and start another one; returns the exit code."""
-        code = worker.end()
-        self.workers[self.workers.index(worker)] = self._start()
-        return code
+    def _start(self) -> None:
+        process, connection = self._stem.fork()
+        self.workers.append(Worker(process, Wire(connection, self._outbox)))
 
-    def _start(self) -> Worker:
-        ours, theirs = socketpair()
-        with theirs:
-            process = launch(self._app, theirs, self.variables, self.log or subprocess.PIPE)
-        if process.stdout:
-            threading.Thread(target=_print, args=(process.stdout,), daemon=True).start()
-        return Worker(process, Wire(ours, self._outbox))
+    def _end(self, worker: Worker) -> int:
+        """End a process; returns its exit code."""
+        self.workers.remove(worker)
+        worker.wire.close()
+        return self._stem.end(worker.process)
 
 
 def _print(lines: IO[bytes]) -> None:

@@ -47,8 +47,9 @@ def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
 @pytest.mark.slow
 def test_a_process_that_dies_costs_one_message(workers):
     grid = WorkersGrid(workers, 4, complete({}))
+    live(Courier(grid))
     for worker in workers.workers:
-        os.kill(worker.process.pid, signal.SIGKILL)
+        os.kill(worker.process, signal.SIGKILL)
     became = live(Courier(grid))
     assert sorted(map(str, became.values())).count(str(Failure.CRASHED)) == 2
     assert set(live(Courier(grid)).values()) == {None, Failure.GONE}
@@ -57,18 +58,31 @@ def test_a_process_that_dies_costs_one_message(workers):
 @pytest.mark.slow
 def test_what_a_run_has_left_under_way_is_no_answer_to_the_next(workers):
     grid = WorkersGrid(workers, 4, complete({}))
-    before = {worker.process.pid for worker in workers.workers}
+    live(Courier(grid))
+    before = {worker.process for worker in workers.workers}
     grid.push_messages([Message(RecordDict(), 1, "query.live")])
     again = WorkersGrid(workers, 4, complete({}))
     assert not workers.busy()
-    assert len(before & {worker.process.pid for worker in workers.workers}) == 1
     assert set(live(Courier(again)).values()) == {None, Failure.GONE}
+    assert len(before & {worker.process for worker in workers.workers}) == 1
 
 
+@pytest.mark.slow
 def test_the_processes_end_with_their_context():
     with Workers(1) as running:
+        live(Courier(WorkersGrid(running, 1, complete({}))))
         (worker,) = running.workers
-    assert worker.process.returncode is not None
+        os.kill(worker.process, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.process, 0)
+
+
+def test_processes_that_cannot_start_say_where_the_reason_is(capfd):
+    with (
+        Workers(1, {"PYTHONHASHSEED": "no number"}) as running,
+        pytest.raises(ConnectionError, match="see its log"),
+    ):
+        live(Courier(WorkersGrid(running, 1, complete({}))))
 
 
 def test_what_a_process_prints_is_printed_by_the_one_that_started_it(capsys):
