@@ -112,9 +112,12 @@ def dossier(
     run: RunIdentity = None,
     identity: Keys = None,
     members: Trusted = None,
+    crate: Annotated[
+        bool, typer.Option("--crate", help="Also write the folder's RO-Crate, if it is valid.")
+    ] = False,
 ) -> bool:
     """Check the dossier of synthetic images that left."""
     from client_app.afterwards.commands import dossier
 
     private()
-    return not dossier(site, store_dir, file, run, identity, members)
+    return not dossier(site, store_dir, file, run, identity, members, crate)

@@ -109,6 +109,21 @@ def compare(
     return not comparison.methods
 
 
+@command(app, "crate ~/fedhandoff/runs/2026-11-21_14-03-59-cwt")
+def crate(
+    directory: Annotated[
+        Path, typer.Argument(help="The result directory of a run that has ended.")
+    ],
+) -> None:
+    """Write the RO-Crate of a run, or check the run's files against it.
+
+    Needs the extra crate. The crate is a file in the directory (docs/crate.md).
+    """
+    from server_app.crate import write_run_crate
+
+    print(write_run_crate(directory))
+
+
 @command(app, "reproduce --vary strategy=cwt,feder --vary train.epochs=1,3 --seeds 0,1,2")
 def reproduce(
     context: typer.Context,

@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from logging import ERROR, INFO
 from math import ceil, isfinite, isnan
 from pathlib import Path
@@ -58,6 +59,7 @@ from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
+from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.files import FileError, replacing
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
@@ -68,6 +70,7 @@ from strategies.registry import strategy_of
 # doubles after each such line.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
+TIME = "%Y-%m-%d_%H-%M-%S"  # of the start, in the name of a result directory
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
 NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json while the server waits
 # Least seconds between two pages of a run under way, and the most CPU seconds in a second of it.
@@ -137,7 +140,7 @@ class Results:
                 key, allowed = "output-dir", "a folder that the server can write to"
                 base = Path(settings.output_dir).expanduser()
                 base.mkdir(parents=True, exist_ok=True)
-                path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
+                path = _new_directory(base, f"{strftime(TIME)}-{settings.strategy}")
                 results = cls(path, settings)
                 state = results._begin()
         except (OSError, RuntimeError, CheckpointError, FileError) as error:
@@ -396,6 +399,10 @@ class Results:
             tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
             own_streams=settings.own_streams,
             enrolment=plan_of(settings, events),
+            began=_start_of(self.path.name),
+            ended=datetime.now().astimezone().isoformat(timespec="seconds"),
+            version=app_version(),
+            code=code_hash(),
         )
         return summarise(record)
 
@@ -406,6 +413,14 @@ class Results:
             writer.writerow([corner, *map(inert, summary.hospitals)])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
                 writer.writerow([inert(model), *(a if isfinite(a) else "" for a in accuracies)])
+
+
+def _start_of(name: str) -> str:
+    """The start of a run by its directory's name, in ISO 8601; empty if the name has no time."""
+    try:
+        return datetime.strptime(name[:19], TIME).astimezone().isoformat()
+    except ValueError:
+        return ""
 
 
 def _new_directory(base: Path, name: str) -> Path:

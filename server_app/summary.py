@@ -84,6 +84,10 @@ class Record:
     tasks: Sequence[int] = ()  # the task of each round of the run; 0 = no tasks
     own_streams: bool = False  # whether each hospital has a task order, or durations, of its own
     enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty = not planned
+    began: str = ""  # start and end of the run, ISO 8601; empty = unknown
+    ended: str = ""
+    version: str = ""  # of the server's app
+    code: str = ""  # `code_hash` of the server
 
     @cached_property
     def evaluated_rounds(self) -> list[Round]:
@@ -383,6 +387,12 @@ class Summary:
     # The time from the start of the run to its end. Before an interruption, only the time up to the
     # last checkpoint counts.
     wall_seconds: float = run_figure(attrgetter("wall_seconds"))
+    # The start and the end of the run by the server's clock, in ISO 8601; empty = unknown.
+    began: str = run_figure(attrgetter("began"))
+    ended: str = run_figure(attrgetter("ended"))
+    # The version of the server's app, and the hash of its code, which hospitals approve.
+    version: str = run_figure(attrgetter("version"))
+    code: str = run_figure(attrgetter("code"))
     # The number of times that the run was resumed.
     resumed: int = run_figure(attrgetter("resumed"))
     # Summed over hospitals: their reported time for each of `PHASES`, and in `wait` the rest of the

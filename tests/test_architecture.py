@@ -21,7 +21,7 @@ ALLOWED = {
         *("numpy", "scipy", "sklearn", "matplotlib"),
     },
     "pages": {
-        *("jinja2", "markupsafe", "numpy", "PIL"),
+        *("jinja2", "markupsafe", "numpy", "PIL", "rocrate"),
         *("strategies.protocol.names", "strategies.protocol.text"),
     },
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below

@@ -1,5 +1,6 @@
-"""CITATION.cff is about this version, and about the papers that methods name."""
+"""CITATION.cff and ro-crate-metadata.json are about this version; methods name cited papers."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -20,3 +21,14 @@ def test_the_version_and_the_papers_are_those_of_the_code():
     for method in ("feder", "fedrewind", "cwc", "fil_ver", "fedspace"):
         text = (ROOT / "strategies" / f"{method}.py").read_text("utf-8")
         assert re.findall(r"arXiv:\d+\.\d+", text)[0] in cited
+
+
+def test_the_repository_as_a_workflow_crate_is_of_this_version():
+    graph = json.loads((ROOT / "ro-crate-metadata.json").read_text("utf-8"))["@graph"]
+    found = {each["@id"]: each for each in graph}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    app = found[found["./"]["mainEntity"]["@id"]]
+    assert (app["name"], app["version"]) == (project["name"], project["version"])
+    assert app["license"]["@id"] == "https://spdx.org/licenses/Apache-2.0"
+    assert "Apache License" in (ROOT / project["license"]["file"]).read_text("utf-8")
+    assert all((ROOT / part["@id"]).is_file() for part in found["./"]["hasPart"])

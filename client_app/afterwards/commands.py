@@ -238,6 +238,7 @@ def dossier(
     run: str | None,
     identity: Path | None,
     members: Path | None,
+    crate: bool,
 ) -> bool:
     """Check the hospital's own dossier, or a dossier of another hospital.
 
@@ -248,13 +249,16 @@ def dossier(
         run: Identity of the run; None = the newest run.
         identity: The hospital's keys; None = those in its store.
         members: Trusted keys; None = those in its store.
+        crate: Whether to write a crate beside a valid dossier.
 
     Returns:
         Whether the dossier is valid.
 
     Raises:
         SettingsError: There is no such dossier.
+        CrateError: The crate cannot be written, or is not of these files.
     """
+    from client_app.release.dossier.crate import write_dossier_crate
     from client_app.release.dossier.files import check
     from client_app.run import dossiers, run_folder
 
@@ -286,6 +290,8 @@ def dossier(
             print(f"NOT the dossier that {where} names: its SHA-256 is {named}.")
     holds = checked.holds and named == checked.hash
     print("The dossier is valid." if holds else "The dossier is NOT valid.")
+    if crate and holds:
+        print(write_dossier_crate(path, checked))
     return holds
 
 

@@ -1,6 +1,7 @@
 """The hash of the code that server and hospitals run."""
 
 import hashlib
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,13 @@ ENDS = (".py", ".toml", ".md")
 def code_hash() -> str:
     """The hash of the code that runs here."""
     return hash_of(Path(__file__).parents[2])
+
+
+@cache
+def app_version() -> str:
+    """The version of the app that runs here, as pyproject.toml has it."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    return str(tomllib.loads(text)["project"]["version"])
 
 
 def hash_of(root: Path) -> str:

@@ -141,6 +141,41 @@ def test_another_hospital_checks_it_against_the_buffer_that_it_got(sealed, comma
     assert "NOT signed" in said
 
 
+def test_its_crate_has_its_facts(sealed, command):
+    rocrate = pytest.importorskip("rocrate.rocrate")
+    path = file_of(sealed, "graz")
+    told, others = json.loads(path.read_bytes()), {*path.parent.iterdir()}
+    for _ in range(2):  # the second time it is checked
+        code, said = command(sealed.stores["graz"], "graz", "--crate")
+        assert code == 0, said
+        assert said.endswith(f"{path.with_name('ro-crate-metadata.json')}\n")
+    crate = rocrate.ROCrate(path.parent)
+    assert crate.get("#app")["identifier"] == f"urn:sha256:{told['fingerprints']['code']}"
+    assert crate.get("#action")["endTime"] == told["written"]
+    assert {each.id for each in crate.get("#action")["result"]} == {each.name for each in others}
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert crate.get("dossier.json")["sha256"] == digest == sealed.cards["graz"]["dossier"]
+    checks = [crate.get(f"#check-{number}") for number in range(1, 5)]
+    status = [each["actionStatus"].rpartition("/")[2] for each in checks]
+    assert status == [*["CompletedActionStatus"] * 3, "PotentialActionStatus"]
+    assert checks[3]["name"].endswith(told["attacked"].get("verdict", "not attacked"))
+    rules = json.dumps(told["policy"], sort_keys=True).encode()
+    assert checks[1]["instrument"]["sha256"] == hashlib.sha256(rules).hexdigest()
+    text = path.with_name("ro-crate-metadata.json").read_text()
+    assert told["salt"] not in text
+    path.with_name("more").write_text("new")
+    code, said = command(sealed.stores["graz"], "graz", "--crate")
+    assert code == 2
+    assert "is not the file that ro-crate-metadata.json names" in said
+
+
+def test_one_that_does_not_hold_gets_no_crate(sealed, command):
+    path = file_of(sealed, "graz")
+    path.with_name("dossier.sig").unlink()
+    assert command(sealed.stores["graz"], "graz", "--crate")[0] == 1
+    assert not path.with_name("ro-crate-metadata.json").exists()
+
+
 @pytest.mark.parametrize("changed", ["dossier.json", "dossier.html", "dossier.sig"])
 def test_what_was_changed_does_not_hold(sealed, command, changed):
     path = file_of(sealed, "graz").with_name(changed)

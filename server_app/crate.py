@@ -1,0 +1,159 @@
+"""A run's folder as an RO-Crate: who trained what on what (docs/crate.md).
+
+The crate has facts of summary.json and metrics.jsonl only, and the hashes of the folder's files.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pages.crate import Check, Contents, CrateError, files_below, write_crate
+from server_app.measures import participants
+from server_app.runs import is_under_way
+from server_app.summary import Summary
+from strategies.engine.events import LOG, Event, read_events
+from strategies.protocol.archive import ArchiveError
+from strategies.protocol.names import join_names
+from strategies.protocol.parcel import Manifest, check_parcel, load
+from strategies.protocol.records import ParcelError
+
+# What each file of a result directory holds, by the end of its path.
+ABOUT = {
+    "config.toml": "The settings of the run.",
+    "metrics.jsonl": "The events of the run, one on each line.",
+    "summary.json": "The figures of the run.",
+    "accuracy_matrix.csv": "The accuracy of every model at every hospital.",
+    "report.html": "The figures as a page, with pictures.",
+    ".npz": "A model, or a sealed model, with its label.",
+}
+INPUT = "config.toml"
+
+
+def write_run_crate(folder: Path) -> Path:
+    """The crate of a run that has ended, in its folder; if it is there, the files are checked.
+
+    Raises:
+        CrateError: It is no result directory; the run has not ended; or a file was changed.
+        FileError: A file is damaged.
+        OSError: A file cannot be read, or the crate cannot be written.
+    """
+    if not folder.is_dir():
+        raise CrateError(f"There is no folder {folder}.")
+    if is_under_way(folder):
+        raise CrateError(f"The run of {folder} is under way: wait for its end.")
+    try:
+        summary = Summary.read(folder, any_version=True)
+    except FileNotFoundError as error:
+        raise CrateError(
+            f"{folder} has no summary.json: it is no result directory, or its run has not ended."
+        ) from error
+    files = files_below(folder)
+    events = [event for event, _ in read_events(folder / LOG)]
+    if participants(events) != summary.hospitals:
+        raise CrateError(f"summary.json and {LOG} in {folder} are not of one run.")
+    models = {each: _label(folder / each) for each in files if each.endswith(".npz")}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return write_crate(folder, _contents(folder, summary, events, files, models, now), now)
+
+
+def _label(path: Path) -> Manifest:
+    """The label of a model, which is checked against the hashes in it."""
+    try:
+        return check_parcel(load(path))
+    except (ArchiveError, ParcelError) as error:
+        raise CrateError(f"{path} is not the model that the run left: {error}") from error
+
+
+def _contents(
+    folder: Path,
+    summary: Summary,
+    events: list[Event],
+    files: list[str],
+    models: dict[str, Manifest],
+    now: str,
+) -> Contents:
+    # A real hospital keys its hashes with a secret; a simulated one has none.
+    real = {
+        hospital
+        for hospital, data in summary.data.items()
+        if str(data["train"]["fingerprint"]).startswith("keyed-")
+    }
+    signed = (
+        "Each hospital judged the settings by its own policy, which stays there, with its ledger "
+        "and its approved code."
+        if real
+        else "The hospitals were simulated: there was no policy, and nobody signed off."
+    )
+    who = join_names(summary.hospitals) if summary.hospitals else "no hospital"
+    text = (
+        f"Training by {who} with the method {summary.strategy}. {signed} The results of a "
+        "hospital's checks on its models are in the hospital's ledger, not in this folder."
+    )
+    return Contents(
+        name=folder.name,
+        description=text,
+        action=f"Run {folder.name}: {summary.rounds} rounds of {summary.strategy}",
+        status="Failed" if summary.status == "failed" else "Completed",
+        error=summary.error,
+        began=summary.began,
+        ended=summary.ended,
+        version=summary.version,
+        code=summary.code,
+        images={h: _images(summary.data.get(h, {})) for h in summary.hospitals},
+        files={each: _about(each) for each in files},
+        inputs=[INPUT] if INPUT in files else [],
+        makers={each: [*dict.fromkeys(label.visited)] for each, label in models.items()},
+        checks=[
+            Check("CheckValue", f"Hashes of {len(models)} models, by their labels: OK", time=now),
+            *_sign_offs(summary, events, real),
+            *_disclosure(summary, events),
+            Check("DisclosureCheck", "Check by a person: not recorded", status="Potential"),
+        ],
+    )
+
+
+def _about(file: str) -> str:
+    return next((text for end, text in ABOUT.items() if file.endswith(end)), "A file of the run.")
+
+
+def _images(data: Mapping[str, Any]) -> str:
+    """What the server knows of a hospital's images, in words."""
+    if not data:
+        return "Nothing is known of them."
+    parts = [
+        f"{data[part]['images'] or 0:.0f} images to {part} (hash {data[part]['fingerprint']})"
+        for part in ("train", "test")
+    ]
+    return f"Kind: {data['kind']}. {'; '.join(parts)}."
+
+
+def _sign_offs(summary: Summary, events: list[Event], real: set[str]) -> Iterator[Check]:
+    """The last answer of each real hospital to the question whether it takes part."""
+    answers = {event.hospital: event for event in events if event.verb == "query.enrol"}
+    for hospital, event in sorted(answers.items()):
+        if event.outcome == "policy":
+            text = f"{hospital} refused the run by its policy: {event.reason}"
+            yield Check("SignOff", text, hospital, "Failed", _time(summary, event))
+        elif event.outcome == "ok" and hospital in real:
+            text = f"{hospital} judged the settings by its policy, and took part"
+            yield Check("SignOff", text, hospital, time=_time(summary, event))
+
+
+def _disclosure(summary: Summary, events: list[Event]) -> Iterator[Check]:
+    """The checks of synthetic images before they left."""
+    for event in events:
+        if event.outcome == "release":
+            text = f"{event.hospital} kept its synthetic images: {event.reason}"
+            yield Check("DisclosureCheck", text, event.hospital, "Failed", _time(summary, event))
+        elif event.verb == "query.prepare" and event.metrics.get("release-passed") == 1:
+            text = f"{event.hospital} searched its synthetic images for copies of real ones: passed"
+            yield Check("DisclosureCheck", text, event.hospital, time=_time(summary, event))
+
+
+def _time(summary: Summary, event: Event) -> str:
+    """The time of an event, in ISO 8601; empty if the start or the time is unknown."""
+    if not summary.began or summary.resumed or event.time != event.time:
+        return ""  # the events' times leave interruptions out
+    moment = datetime.fromisoformat(summary.began) + timedelta(seconds=event.time)
+    return moment.isoformat(timespec="seconds")

@@ -1,0 +1,196 @@
+"""A run's folder as an RO-Crate, opened with the library."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from cli import main
+from server_app.crate import write_run_crate
+from server_app.results import Results
+from strategies.engine.events import Event
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model
+from strategies.protocol.code import app_version, code_hash
+from strategies.protocol.parcel import Manifest, load, pack
+from tests.fakes import settings
+from tests.server_app.test_results import at, run
+
+rocrate = pytest.importorskip("rocrate.rocrate")
+KEYED = {
+    "data": "manifest",
+    "train-images": "keyed-" + "0" * 16,
+    "test-images": "keyed-" + "1" * 16,
+}
+
+DONE = "CompletedActionStatus"
+
+
+@pytest.fixture
+def folder(tmp_path, events):
+    """A run of a real hospital A and a simulated B; A's synthetic images may leave, B's may not."""
+    results = Results.open(settings(output_dir=str(tmp_path / "runs"), strategy="rwt"))[0]
+    first = [Event("query.enrol", 0, 0, name) for name in "AB"]
+    facts = {"A": KEYED, "B": {"data": "manifest", "train-images": "2" * 16}}
+    known = [
+        replace(each, facts=facts[each.hospital], metrics={**each.metrics, "release-passed": 1.0})
+        if each.verb == "query.prepare"
+        else each
+        for each in events
+    ]
+    kept = Event("query.prepare", 1, 0, "B", outcome="release", reason="The check refused them.")
+    run(results, [*first, *known[:2], kept, *known[2:]])
+    state = at(results, "A", "B")
+    label = Manifest("A", "net", ["a", "b"], visited=["B", "A", "B"])
+    parcel = pack({"model": ArrayRecord({"weight": Array(np.ones(2, "f4"))})}, label)
+    state.models["A"] = Model("A", "A", state.shelf.put(parcel))
+    results.finish(state)
+    # The server, which is this process, has locked its own folder.
+    return shutil.copytree(results.path, tmp_path / results.path.name)
+
+
+def one(crate, at):
+    entity = crate.get(at)
+    assert entity is not None, at
+    return entity
+
+
+def test_a_program_reads_who_trained_what_on_what(folder):
+    crate = rocrate.ROCrate(write_run_crate(folder).parent)
+    told = json.loads((folder / "summary.json").read_text())
+    action, app = one(crate, "#action"), one(crate, "#app")
+    assert action["instrument"] is app is crate.mainEntity
+    assert (app["version"], app["identifier"]) == (app_version(), f"urn:sha256:{code_hash()}")
+    assert app["license"].id == "https://spdx.org/licenses/Apache-2.0"
+    assert (action["startTime"], action["endTime"]) == (told["began"], told["ended"])
+    assert action["actionStatus"] == f"http://schema.org/{DONE}"
+    assert {each.id for each in action["object"]} == {"#images-A", "#images-B", "config.toml"}
+    assert {each["name"] for each in one(crate, "#consortium")["member"]} == {*told["hospitals"]}
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    del files["ro-crate-metadata.json"]
+    assert {each.id for each in action["result"]} == files.keys() - {"config.toml"}
+    for name, path in files.items():
+        assert one(crate, name)["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "keyed-0000000000000000" in one(crate, "#images-A")["description"]
+
+
+def test_a_model_names_the_hospitals_that_trained_it(folder):
+    crate = rocrate.ROCrate(write_run_crate(folder).parent)
+    makers = one(crate, "parcels/A.npz")["creator"]
+    assert [each["name"] for each in makers] == ["A", "B"]
+    assert one(crate, "parcels/B.npz").get("creator") is None
+
+
+def test_checks_are_those_that_somebody_made(folder):
+    """A hospital's sign-off is known if it is real; no person has checked the folder."""
+    crate = rocrate.ROCrate(write_run_crate(folder).parent)
+    checks = [each for each in crate.root_dataset["mentions"] if each.type == "AssessAction"]
+    found = {
+        (str(each["additionalType"])[21:], each["agent"].id, each["name"].split(":")[0]): each[
+            "actionStatus"
+        ][18:]
+        for each in checks
+    }
+    passed = "searched its synthetic images for copies of real ones"
+    took_part = "A judged the settings by its policy, and took part"
+    assert found == {
+        ("CheckValue", "#app", "Hashes of 2 models, by their labels"): DONE,
+        ("SignOff", "#hospital-A", took_part): DONE,
+        ("DisclosureCheck", "#hospital-A", f"A {passed}"): DONE,
+        ("DisclosureCheck", "#hospital-B", f"B {passed}"): DONE,
+        ("DisclosureCheck", "#hospital-B", "B kept its synthetic images"): "FailedActionStatus",
+        ("DisclosureCheck", "#app", "Check by a person"): "PotentialActionStatus",
+    }
+    assert one(crate, "#requester")["name"] == "not recorded"
+
+
+def test_what_the_five_safes_profile_demands_is_there(folder):
+    """The profile's MUSTs (0.4): mainEntity, instrument, agent, project, mentions, RO-Crate 1.2."""
+    crate = rocrate.ROCrate(write_run_crate(folder).parent)
+    assert crate.version == "1.2"
+    root, action = crate.root_dataset, one(crate, "#action")
+    assert "https://w3id.org/5s-crate/0.4" in {each.id for each in root["conformsTo"]}
+    assert "Dataset" in root["mainEntity"].type
+    assert "workflow-ro-crate" in str(root["mainEntity"]["conformsTo"])
+    assert (action["agent"].type, root["sourceOrganization"].type) == ("Person", "Project")
+    assert action in root["mentions"]
+    known = {each.id for each in crate.get_entities()}
+    for entity in json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]:
+        for value in entity.values():
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, dict) and not each["@id"].startswith("http"):
+                    assert each["@id"] in known, each
+
+
+def command(folder, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["crate", str(folder)])
+    told = capsys.readouterr()
+    return ended.value.code, told.out + told.err
+
+
+def under_way(folder):
+    locked = os.open(folder, os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
+
+
+def unfinished(folder):
+    (folder / "summary.json").unlink()
+
+
+def other_events(folder):
+    (folder / "metrics.jsonl").write_text("")
+
+
+def other_model(folder):
+    """Its label has the hash of the model before."""
+    path, shelf = folder / "parcels" / "A.npz", Shelf(folder.parent / "shelf")
+    changed = RecordDict({**load(path), "model": ArrayRecord({"weight": Array(np.zeros(2, "f4"))})})
+    shutil.copyfile(shelf.path(shelf.put(changed)), path)
+
+
+def no_model(folder):
+    (folder / "parcels" / "A.npz").write_bytes(b"PK")
+
+
+def a_link(folder):
+    (folder / "more.txt").symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (shutil.rmtree, "There is no folder"),
+        (under_way, "is under way: wait for its end."),
+        (unfinished, "has no summary.json: it is no result directory, or its run has not ended"),
+        (other_events, "are not of one run"),
+        (other_model, "A.npz is not the model that the run left"),
+        (no_model, "A.npz is not the model that the run left"),
+        (a_link, "more.txt is no ordinary file: remove it."),
+    ],
+)
+def test_a_folder_that_is_no_such_run_is_refused_in_one_line(folder, capsys, change, words):
+    change(folder)
+    status, said = command(folder, capsys)
+    assert status == 2
+    assert words in said
+    assert said.count("\n") == 1
+    assert not (folder / "ro-crate-metadata.json").exists()
+
+
+@pytest.mark.parametrize("name", ["report.html", "parcels/B.npz", "new.txt"])
+def test_a_file_that_was_changed_after_its_crate_is_named(folder, capsys, name):
+    assert command(folder, capsys) == (0, f"{folder}/ro-crate-metadata.json\n")
+    assert command(folder, capsys)[0] == 0
+    (folder / name).unlink(missing_ok=True)
+    if name != "parcels/B.npz":
+        (folder / name).write_text("other")
+    status, said = command(folder, capsys)
+    assert (status, said.count("\n")) == (2, 1)
+    assert f"{folder}/{name} is not the file that ro-crate-metadata.json names" in said
