@@ -24,6 +24,7 @@ from client_app.store import own_folder
 from learning.evaluation import probabilities
 from learning.export import ModelManifest, save_model
 from learning.learners.plain import Learner, Received
+from learning.models.whole import whole_network
 from learning.training import train
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import Pace
@@ -64,7 +65,7 @@ def train_alone(
 
     Raises:
         SettingsError: No model of the run is at home, images arrived in tasks, or the run trained
-            heads on features.
+            nothing.
         DataError: The images cannot be used, or are not those of the run.
         ModelError: A model cannot be built or loaded.
         PolicyError: The store would be too large.
@@ -73,23 +74,31 @@ def train_alone(
         raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
-    if settings.train.freeze == "body":
+    if settings.strategy == "sums":
         raise SettingsError(
-            "The models of this run are heads on features of a frozen network, which 'alone' does "
-            "not train: run the strategy 'standalone' with the settings of the run."
+            "A run of the strategy 'sums' trains nothing. The classifier of the hospital's own "
+            f"sums is at home already: own/{past.site}."
         )
-    hospital = replace(reopen_hospital(past, data_dir, policy), settings=settings)
+    hospital = reopen_hospital(past, data_dir, policy, settings)
+    theirs, whole = past.model.network.frozen, hospital.data.whole
+    if theirs != (ours := whole.frozen if whole else ""):
+        raise SettingsError(
+            f"The SHA-256 of the frozen weights is {theirs or '(none)'} in the run, and "
+            f"{ours or '(none)'} with these settings: give those of the run with --run-config."
+        )
     torch.set_num_threads(settings.cpu_threads)
-    network = _train(hospital)
+    network = whole_network(_train(hospital), hospital.architecture, hospital.settings)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     check_disk(policy.machine if policy else None, past.folder.parent, size)
     own_folder(past.alone_file.parent)
     save_model(past.alone_file, network, _manifest(past, hospital))
+    # Models at home take images, also where the run trained heads on features.
+    test = (reopen_hospital(past, data_dir, policy) if hospital.data.whole else hospital).data.test
     scores = {}
     for path in (*past.files.values(), past.alone_file):
         model, place = load_file(path)[0].to(hospital.device), place_of(path, past.home)
-        scores[place] = probabilities(model, hospital.data.test.images, math.inf)
-    return write_mixture(past.home, scores, hospital.data.test.labels)
+        scores[place] = probabilities(model, test.images, math.inf)
+    return write_mixture(past.home, scores, test.labels)
 
 
 def _train(hospital: Hospital) -> nn.Module:
@@ -107,12 +116,12 @@ def _train(hospital: Hospital) -> nn.Module:
 
 def _manifest(past: PastRun, hospital: Hospital) -> ModelManifest:
     """The manifest of the model; the numbers of images are those of the run's models."""
-    of_run = next(iter(past.models.values()))
+    of_run = past.model
     return replace(
-        past.models.get(past.site, of_run),
+        of_run,
         lineage=past.site,
         settings={**of_run.settings, "strategy": "standalone"},
-        architecture=hospital.architecture.to_json(),
+        architecture=hospital.architecture.whole or hospital.architecture.to_json(),
         round=hospital.settings.num_server_rounds,
         hop=1,
         epochs=hospital.settings.train.epochs,

@@ -19,24 +19,28 @@ from client_app.store import Store
 from strategies.protocol.settings import Settings, defaults
 
 
-def reopen_hospital(past: PastRun, data_dir: Path, policy: Policy | None) -> Hospital:
+def reopen_hospital(
+    past: PastRun, data_dir: Path, policy: Policy | None, settings: Settings | None = None
+) -> Hospital:
     """Open a hospital for work at home, where no policy limits its view of its own data.
-
-    Models carry the settings of the run that prepare and split images. Other settings have their
-    defaults.
 
     Args:
         past: The run; at least one of its models is at home.
         data_dir: The hospital's images, or its manifest, as in the run.
         policy: Policy of the run, which selects classes; None in a simulation.
+        settings: Settings of the run at the hospital. With `train.freeze` the data are features.
+            None = the models' own settings, which prepare and split images; the others have their
+            defaults.
 
     Raises:
         DataError: The images cannot be used, or are not those of the run.
+        ModelError: The network of `train.freeze` cannot make features of the images.
     """
-    own = past.models.get(past.site, next(iter(past.models.values())))
+    own = past.model
     settings = replace(
-        Settings.parse({**defaults(), **own.settings}),
+        settings or Settings.parse({**defaults(), **own.settings}),
         dataset=own_data(str(data_dir.absolute())),
+        model=own.network.name,
         max_quarantined=0.999,  # the run has checked the share, and the images are the same
     )
     chosen = tuple(policy.images.classes) if policy else None
@@ -45,7 +49,7 @@ def reopen_hospital(past: PastRun, data_dir: Path, policy: Policy | None) -> Hos
     _check_same(past, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Hospital(
-        past.site, settings, data.to(device), device, own.network.name, Store(past.folder)
+        past.site, settings, data.to(device), device, settings.model, Store(past.folder)
     )
 
 

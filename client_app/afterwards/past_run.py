@@ -168,6 +168,11 @@ class PastRun:
         return found
 
     @property
+    def model(self) -> ModelManifest:
+        """The manifest of the hospital's own lineage, or of another one if that is not at home."""
+        return self.models.get(self.site, next(iter(self.models.values())))
+
+    @property
     def visits(self) -> list[str]:
         """Names of the models at home after a visit here."""
         return sorted(path.stem for path in self.home.glob(f"visits/*{SUFFIX}"))

@@ -609,6 +609,25 @@ def test_heads_on_features_are_used_at_home_as_whole_networks(call, tmp_path, mo
     assert len(table.read_text().splitlines()) == 1 + 24
     assert "cnn" in read_manifest(model).architecture
 
+    asked = ("alone", "--data-dir", images, "--run-config", run.result / "config.toml")
+    status, printed = call(*asked, *at_home)
+    assert status == 0, printed.err
+    assert " of 'alone/graz'" in printed.out
+    head, manifest = load_model(past.alone_file)
+    standalone = Finished(
+        tmp_path / "standalone", strategy="standalone", model="cnn", train__freeze="body"
+    )
+    expected, of_run = load_model(standalone.home("graz") / "graz.safetensors")
+    assert manifest.architecture == of_run.architecture
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(head.state_dict()[name], tensor)
+    status, printed = call("report", "--data-dir", images, "--to", page, *at_home)
+    assert status == 0, printed.err
+    assert "trained alone as long" in page.read_text()
+    status, printed = call(*asked, *at_home, "--run-config", "train.freeze='body' seed=4")
+    assert status == 2
+    assert "The SHA-256 of the frozen weights is" in printed.err
+
 
 def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):
     shutil.copytree(run.store("graz"), tmp_path / "store")

@@ -204,7 +204,12 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
         ("policy.toml", (), "Give the policy of the run"),
         ("store/graz/ledger.jsonl", (), "no ledger of the run .* --run-config"),
         ("", ("--run-config", "tasks=2 task-cut='permuted'"), "arrived in tasks"),
-        ("", ("--run-config", "train.freeze='body'"), "heads on features"),
+        (
+            "",
+            ("--run-config", "train.freeze='body'"),
+            r"weights is \(none\) in the run, and [0-9a-f]",
+        ),
+        ("", ("--run-config", "strategy='sums' train.freeze='body'"), "at home already: own/graz"),
     ],
 )
 def test_no_model_is_trained_alone_on_other_terms(place, run, spoilt, more, words):
