@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from learning.export import FORM, ModelManifest
+from learning.models import Architecture
 from strategies.protocol.files import replacing
 from strategies.protocol.text import amount, printable
 
@@ -40,6 +41,7 @@ def model_card(manifest: ModelManifest) -> str:
         f"width), brought to this form with {_form(manifest)}. The interpolation is "
         f"{_plain(manifest.resized)}; another one changes some answers. Bytes are scaled "
         f"inside the model (pixels = {_plain(shape.pixels)}).",
+        *_frozen(shape),
         "## Who trained it",
         *_training(manifest),
         "## Where it was tested",
@@ -64,6 +66,14 @@ def write_card(model: Path, manifest: ModelManifest) -> Path:
     with replacing(path) as draft:
         draft.write_text(model_card(manifest), encoding="utf-8")
     return path
+
+
+def _frozen(network: Architecture) -> Iterator[str]:
+    if network.frozen:
+        yield (
+            "Hospitals trained the last layer alone. The other weights were frozen; their SHA-256 "
+            f"is {network.frozen}."
+        )
 
 
 def _form(manifest: ModelManifest) -> str:

@@ -13,11 +13,14 @@ from client_app import datasets
 from client_app.authority.permission import judge
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import features, open_data, open_public
+from client_app.datasets.facts import hashes
 from client_app.datasets.features import BATCH
+from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.hospital import open_hospital
 from client_app.release.buffer import _seed
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, save_model, save_onnx
+from learning.model_card import model_card
 from learning.models import Architecture
 from learning.models.frozen import Body, weights_hash
 from learning.models.whole import frozen_network, whole_network
@@ -146,6 +149,8 @@ def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
     manifest = ModelManifest.from_label(label, settings(), "run")
     save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
     network, read = load_model(tmp_path / "m.safetensors")
+    frozen = frozen_network(settings(), (1, 8, 8))[1].frozen
+    assert f"were frozen; their SHA-256 is {frozen}." in model_card(read)
     assert (read.network.name, read.network.image_shape) == ("cnn", (1, 8, 8))
     images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
     with torch.no_grad():
@@ -194,6 +199,21 @@ def test_the_hash_of_a_file_is_judged_whether_or_not_it_is_frozen(tmp_path, free
         rules = replace(policy, models=replace(policy.models, weights=weights))
         (ruling,) = [each for each in judge(rules, chosen, data) if each.rule == "models.weights"]
         assert (ruling.holds, ruling.requested) == (holds, f"{source} {hash_}")
+    for number in range(40):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(path)
+    own = replace(
+        chosen, dataset=f"folder:{tmp_path / 'images'}", partition="iid", max_quarantined=0.5
+    )
+    found = [f.text for f in rehearse("graz", own, tmp_path / "store", None)]
+    assert sum(f"have the SHA-256 {hash_}." in text for text in found) == 1
+
+
+def test_features_have_the_fingerprint_of_their_images(tmp_path, digits):
+    images = open_data(settings(partition="iid", train__freeze="none"), 0, 3, store=tmp_path)
+    assert images.train.contents is None  # there are no files
+    assert hashes(digits, b"") == hashes(images, b"")
 
 
 @pytest.mark.parametrize("limit", [{"max_memory_gb": 1e-6}, {"max_disk_gb": 1e-6}])

@@ -84,14 +84,17 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     return hospital
 
 
+def hash_weights(settings: Settings, data: LocalData) -> str:
+    """SHA-256 of the pretrained weights, but for the head's; of those that made features."""
+    whole = data.whole or frozen_network(settings, data.train.shape)[1]
+    return whole.frozen
+
+
 def _weights_ruling(policy: Policy, settings: Settings, data: LocalData) -> Ruling:
     """The ruling on the pretrained weights."""
-    source, allowed, hash_ = settings.pretrained, policy.models.weights, ""
-    if data.whole:
-        hash_ = data.whole.frozen
-    elif source and allowed:  # it takes time to read them
-        hash_ = frozen_network(settings, data.train.shape)[1].frozen
-    return policy.models.judge(source, hash_)
+    source, allowed = settings.pretrained, policy.models.weights
+    reads = data.whole or (source and allowed)  # it takes time to read them
+    return policy.models.judge(source, hash_weights(settings, data) if reads else "")
 
 
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:

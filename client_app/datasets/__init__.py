@@ -105,6 +105,7 @@ def open_data(
 
     def part(chosen: Indices) -> LocalSamples:
         rows, own_labels = chosen if pool.rows is None else pool.rows[chosen], labels[chosen]
+        contents = pool.contents or pool.pixel_hashes
         facts = [pool.fingerprint, Form.from_settings(settings)]
         facts += [rows.tolist(), own_labels.tolist()]
         return LocalSamples(
@@ -113,7 +114,7 @@ def open_data(
             torch.from_numpy(rows),
             fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
             groups=None if pool.groups is None else pool.groups[chosen],
-            contents=pool.contents and [pool.contents[index] for index in chosen],
+            contents=contents and [contents[index] for index in chosen],
             manifest_tasks=None if pool.tasks is None else pool.tasks[chosen],
         )
 

@@ -60,7 +60,8 @@ def with_features(
         hashlib.sha256(text.encode()).hexdigest()[:16] for text in (settings.dataset, repr(facts))
     )
     file = own_folder(store / "features" / data) / f"{form}.npy"
-    ids = np.array(_identities(pool))
+    identities = _identities(pool)
+    ids = np.array(identities)
     with FileLock(file.with_name("lock")):  # simulated hospitals may share a data set
         table = _kept(file, body.width)
         if not np.array_equal(table["id"], ids):
@@ -68,7 +69,9 @@ def with_features(
             check_disk(machine, store, len(ids) * table.itemsize)
             _compute(file, ids, table, pool, body)
             table = _kept(file, body.width)
-    return replace(pool, images=table["z"][:, :, None, None], rows=None, whole=whole)
+    hashes = None if pool.contents else [each.decode() for each in identities]
+    z = table["z"][:, :, None, None]
+    return replace(pool, images=z, rows=None, pixel_hashes=hashes, whole=whole)
 
 
 def _identities(pool: Pool) -> list[bytes]:

@@ -37,6 +37,7 @@ class Pool:
         quarantined: Number of further images that cannot be used.
         fingerprint: Hash that changes with the images of a hospital's own files; else empty.
         contents: Hashes of the images' files, [N]; None if they are not a hospital's own files.
+        pixel_hashes: SHA-256 of the pixels of each image, [N], if `images` has features; else None.
         kind: Kind of the images (`strategies.protocol.may_leave.KINDS`).
         whole: The network whose frozen part made features of the images (client_app.datasets.
             features): `images` is then float32 [N, d, 1, 1]. None if they are images.
@@ -57,6 +58,7 @@ class Pool:
     quarantined: int = 0
     fingerprint: str = ""
     contents: list[str] | None = None
+    pixel_hashes: list[str] | None = None
     kind: str = ""
     whole: Architecture | None = None
 
@@ -84,7 +86,8 @@ class LocalSamples(Samples):
     Attributes:
         fingerprint: Hash of the selection, the form and the labels.
         groups: int64 [n], group of each image (`Pool.groups`); None if every image is on its own.
-        contents: Hashes of the images' files, [n]; None if there are no files.
+        contents: Hashes of the images' files, [n]; without files those of the pixels behind
+            features; None if there are neither.
         manifest_tasks: int64 [n], task of each image by the manifest (`Pool.tasks`).
         tasks: int64 [n], task in which each image arrived, from 1; None if there are no tasks.
     """

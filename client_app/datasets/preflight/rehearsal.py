@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_app.authority.node_config import simulate
-from client_app.authority.permission import admit, judge
+from client_app.authority.permission import admit, hash_weights, judge
 from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets.findings import Finding
 from client_app.errors import LEAVES
@@ -49,6 +49,15 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         refusal = error.explain() if isinstance(error, PolicyError) else str(error)
         yield Finding("refused", refusal, ADVICE)
         return
+    if settings.pretrained:
+        yield Finding(
+            "pretrained-weights",
+            f"The weights of 'pretrained' ({settings.pretrained!r}) have the SHA-256 "
+            f"{hash_weights(replace(hospital.settings, model=hospital.model), hospital.data)}.",
+            "All hospitals of a run with 'train.freeze' need the same. The policy's "
+            "'models.weights' can name it.",
+            "note",
+        )
     if strategy.buffer_size:
         yield from _check_buffer(hospital, needed=strategy.needs_own_buffer)
     if not policy:
