@@ -21,6 +21,8 @@ def test_the_version_and_the_papers_are_those_of_the_code():
     for method in ("feder", "fedrewind", "cwc", "fil_ver", "fedspace"):
         text = (ROOT / "strategies" / f"{method}.py").read_text("utf-8")
         assert re.findall(r"arXiv:\d+\.\d+", text)[0] in cited
+    for file in ("strategies/sums.py", "gan/class_gaussians.py"):  # all that they name
+        assert {*re.findall(r"arXiv:\d+\.\d+", (ROOT / file).read_text("utf-8"))} <= cited
 
 
 def test_the_repository_as_a_workflow_crate_is_of_this_version():
