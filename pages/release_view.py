@@ -3,6 +3,7 @@
 docs/privacy/buffers.md explains each figure, and the limits of a passed check.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
@@ -27,6 +28,11 @@ class Check(NamedTuple):
     limit: str
     result: object
 
+    def about(self, noun: str) -> "Check":
+        """The line for a buffer of `noun_of`."""
+        question, measured, limit = (named(each, noun) for each in self[:3])
+        return Check(question, measured, limit, self.result)
+
 
 class Checks(NamedTuple):
     """A hospital's checks: rows of a table, and remarks for a person to look at."""
@@ -44,18 +50,33 @@ def release_checks(
 
     `attacked` is the outcome of attacks on its images, which stays at the hospital.
     """
-    rows = [*check_rows(figures, config)]
+    noun = noun_of(config)
+    rows = [each.about(noun) for each in check_rows(figures, config)]
     if attacked is not None:
-        rows += attack_checks(attacked) or [Check(LEAK, "no attack was tried", "", LOOK)]
+        rows += attack_checks(attacked, noun) or [Check(LEAK, "no attack was tried", "", LOOK)]
     return Checks(rows, [*remarks(figures)])
 
 
-def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
+def noun_of(config: Mapping[str, Any]) -> str:
+    """What a buffer has, by the settings: "image", or "vector" (of features)."""
+    return "vector" if config["gan"].get("method") == "class-gaussians" else "image"
+
+
+def named(text: str, noun: str) -> str:
+    """A text about a buffer of images, for a buffer of `noun_of`."""
+    return (
+        text
+        if noun == "image"
+        else re.sub(r"\b(a|A)n image", rf"\1 {noun}", text).replace("image", noun)
+    )
+
+
+def attack_checks(attacked: Mapping[str, Any], noun: str) -> list[Check]:
     """The rows of membership attacks and of their positive control; empty without attacks."""
     if not (leak := attacked.get("leak")):
         return []
     limit, noticed = attacked["limit"], attacked["noticed"]
-    return [
+    rows = [
         Check(
             LEAK,
             f"{leak['value']:.3f} ({leak['low']:.3f} to {leak['high']:.3f})",
@@ -69,6 +90,7 @@ def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
             UNABLE if noticed is None else PASS,
         ),
     ]
+    return [each.about(noun) for each in rows]
 
 
 def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:

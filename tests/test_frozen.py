@@ -316,4 +316,6 @@ def test_feder_replays_features(tmp_path, variant):
     last = [e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 2]
     assert np.mean(last) > 0.5
     (dossier, *_) = tmp_path.rglob("dossier.html")
-    assert "80 synthetic vectors of 128 features" in " ".join(dossier.read_text().split())
+    text = " ".join(dossier.read_text().split())
+    assert "80 synthetic vectors of 128 features" in text
+    assert "synthetic image" not in text.lower()

@@ -5,7 +5,7 @@ from math import nan
 from typing import Any
 
 from pages.pictures import Strip
-from pages.release_view import FAIL, LOOK, PASS, release_checks
+from pages.release_view import FAIL, LOOK, PASS, noun_of, release_checks
 from server_app.summary import Summary
 
 OPEN = 4  # most hospitals that are not folded
@@ -28,6 +28,7 @@ def figures(
     checks = {hospital: release_checks(own, config) for hospital, own in made.items()}
     names = sorted({name for own in made.values() for name in own})
     return {
+        "noun": noun_of(config),
         "overview": [
             [hospital, PASS, sum(check.result is LOOK for check in checks[hospital].rows)]
             for hospital in made

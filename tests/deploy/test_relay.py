@@ -3,6 +3,7 @@
 A dishonest operator first sends code of his own (tests/adversary/test_other_code.py has the rest).
 """
 
+import hmac
 import json
 import shutil
 import signal
@@ -27,7 +28,9 @@ from PIL import Image
 
 from benchmarks.simulation import run as simulate
 from benchmarks.simulation import superlink
+from cli import main
 from client_app.authority.ledger import path_of, read
+from client_app.release import buffer
 from deploy import demo
 from deploy import server as server_commands
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
@@ -40,6 +43,11 @@ from tests.fakes import context, metrics_of, models_of, run_config, run_here
 OPEN = (
     "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=1 seed=1 "
     "hop-timeout=300 sealed=false"
+)
+FEDER = (
+    "strategy='feder' train.freeze='body' model='cnn' gan.method='class-gaussians' "
+    "feder.buffer-size=80 release.max-membership=1.0 num-server-rounds=2 train.epochs=2 "
+    "train.learning-rate=0.05 min-hospitals=3 seed=1 hop-timeout=300"
 )
 ROOT = Path(__file__).parents[2]
 PART = 65536  # bytes of a file that are searched again when some of them have changed
@@ -416,3 +424,38 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
             assert abs(fmean(each)) < (0.5 if name == "train-loss" else 0.2)
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["hospitals"] == sorted(HOSPITALS)
+
+
+@pytest.mark.slow
+def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, monkeypatch):
+    """The simulation draws the buffers with the secrets of the hospitals, which decide on them."""
+    write_images(tmp_path / "images")
+    write_splits(tmp_path / "images")
+    (tmp_path / "policy.toml").write_text(
+        "[release]\nallow-without-privacy = true\nmax-membership-leak = 1.0\n"
+    )
+    more = ("--policy", str(tmp_path / "policy.toml"))
+    with server(tmp_path) as address, hospitals(tmp_path, address, more=more):
+        result = run(tmp_path, FEDER)
+    stores = {name: tmp_path / name / "store" for name in HOSPITALS}
+
+    def seed(hospital, learnt):
+        secret = (stores[hospital.name] / hospital.name / "figures-secret").read_bytes()
+        digest = hmac.digest(secret, buffer._fingerprint(learnt).encode(), "sha256")
+        return int.from_bytes(digest[:7], "big")
+
+    monkeypatch.setattr(buffer, "_seed", seed)
+    _, here = run_of(tmp_path / "images", tmp_path / "here", HOSPITALS, FEDER)
+    assert models_of(result, tmp_path) == models_of(here)
+    summary = json.loads((result / "summary.json").read_text())
+    assert (sorted(summary["synthetic"]), summary["failures"]) == (sorted(HOSPITALS), [])
+    for name, store in stores.items():
+        given = ["report", "--site", name, "--store-dir", store, "--to", tmp_path / f"{name}.html"]
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, given)])
+        assert ended.value.code == 0
+        pages = [*(store / name / "dossiers").rglob("dossier.html"), tmp_path / f"{name}.html"]
+        for page in (*pages, result / "report.html"):
+            text = page.read_text()
+            assert "synthetic vectors" in text
+            assert "synthetic image" not in text.lower()

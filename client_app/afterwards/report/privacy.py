@@ -8,7 +8,7 @@ from flwr.common.config import unflatten_dict
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from learning.intervals import Estimate
-from pages.release_view import release_checks
+from pages.release_view import noun_of, release_checks
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
@@ -19,6 +19,7 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     attacks = exact.attacks if exact else None
     settings = unflatten_dict({**defaults(), **past.settings})
     return {
+        "noun": noun_of(settings),
         "release": past.card.get("release", ""),
         "checked": release_checks(figures, settings, attacks) if figures else None,
         "checked_exactly": exact is not None,

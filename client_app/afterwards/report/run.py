@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flwr.common.config import unflatten_dict
+
 from client_app.afterwards.past_run import PastRun
+from pages.release_view import noun_of
 from strategies.protocol.settings import defaults
 
 VERBS = {
@@ -69,7 +72,8 @@ def _received(past: PastRun) -> Iterator[str]:
     yield f"models that are at home now: {len(past.models)}"
     buffers = {each for line in past.answers for each in line.entry.get("replay", ())}
     if lent := sorted({each.partition("=")[0] for each in buffers}):
-        yield f"synthetic images of: {', '.join(lent)}"
+        noun = noun_of(unflatten_dict({**defaults(), **past.settings}))
+        yield f"synthetic {noun}s of: {', '.join(lent)}"
 
 
 def method(past: PastRun) -> str:

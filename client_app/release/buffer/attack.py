@@ -23,13 +23,12 @@ from learning.samples import Samples, concatenate
 
 MOST_REFERENCES = 500  # test images of either half
 
-# Verdict -> text of the log.
+# Verdict -> text of the log, with a place for `Job.noun`.
 SAID = {
-    "passed": "attacks on its synthetic images reveal less about training members than the limit",
-    "refused": "attacks on its synthetic images reveal training members, perhaps more than the "
-    "limit",
-    "too small to tell": "it has too few images for a verdict of attacks on its synthetic images",
-    "not attacked": "its synthetic images were not attacked",
+    "passed": "attacks on its synthetic {} reveal less about training members than the limit",
+    "refused": "attacks on its synthetic {} reveal training members, perhaps more than the limit",
+    "too small to tell": "it has too few images for a verdict of attacks on its synthetic {}",
+    "not attacked": "its synthetic {} were not attacked",
 }
 
 
@@ -61,8 +60,8 @@ def attack(
         found = replace(found, trials=(*found.trials, trial))
     if "gan-epsilon" in figures:
         found = found.bound_claim(figures["gan-epsilon"], figures["gan-delta"])
-    result = f"{job.hospital.name}: {SAID[found.verdict]}"
-    logging.getLogger("flwr").info("%s%s", result, _figures(found))
+    result = f"{job.hospital.name}: {SAID[found.verdict].format(job.noun)}"
+    logging.getLogger("flwr").info("%s%s", result, _figures(found, job.noun))
     return found.report(release.untested)
 
 
@@ -111,14 +110,14 @@ def held_out_halves(job: Job) -> tuple[Samples, Samples]:
     return first, second
 
 
-def _figures(found: Attacked) -> str:
+def _figures(found: Attacked, noun: str) -> str:
     """The end of the log line, with the leak and the control."""
     if found.leak is None:
         return "."
     low, high = (max(end, 0.0) for end in (found.leak.low, found.leak.high))
-    control = f"They notice near-copies from {found.noticed or 0:.0%} of the images on."
+    control = f"They notice near-copies from {found.noticed or 0:.0%} of the {noun} on."
     if found.noticed is None:
-        control = "They do not notice if half of the images are near-copies."
+        control = f"They do not notice if half of the {noun} are near-copies."
     return (
         f": {low:.0%} to {high:.0%} of the leak of copies, and the limit is {found.limit:.0%}. "
         f"{control}"

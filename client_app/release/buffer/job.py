@@ -52,11 +52,16 @@ class Job:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
+    @property
+    def noun(self) -> str:
+        """What the buffer has: "images", or "vectors" of features."""
+        return "vectors" if self.hospital.data.whole else "images"
+
     def refusal(self, *reasons: str) -> ReleaseError:
-        """The error for a hospital whose synthetic images may not leave."""
+        """The error for a hospital whose buffer may not leave."""
         why = " ".join(reasons).replace("perceptual", self.distance.name)
         return ReleaseError(
-            f"The synthetic images of '{self.hospital.name}' may not leave it. {why}"
+            f"The synthetic {self.noun} of '{self.hospital.name}' may not leave it. {why}"
         )
 
 

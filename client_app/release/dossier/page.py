@@ -11,9 +11,11 @@ from typing import Any
 from client_app.release.dossier.law import answers
 from pages.page import render
 from pages.pictures import named_strip
-from pages.release_view import attack_checks, release_checks
+from pages.release_view import attack_checks, named, noun_of, release_checks
 
 Json = Mapping[str, Any]
+
+NOTHING = "Nothing in this dossier."
 
 MEASURES = {
     "auc": "how often the attack ranks a training image above another image",
@@ -42,21 +44,25 @@ def page(dossier: Json, digest: str, signer: str) -> str:
     attacked = dossier["attacked"]
     trials = attacked.get("trials", ())
     pictures = dossier["leaves"]["pictures"].items()
+    noun = noun_of(dossier["settings"])
     return render(
         "dossier",
         f"Release dossier of {dossier['hospital']}",
         dossier=dossier,
         digest=digest,
         signer=signer,
-        verdicts=[{"judgement": each, "text": text} for each, text in _summary(dossier)],
+        noun=noun,
+        verdicts=[
+            {"judgement": each, "text": named(text, noun)} for each, text in _summary(dossier)
+        ],
         colours="grey" if dossier["leaves"]["shape"][0] == 1 else "colour",
         strips_of_classes=[named_strip(name, b64decode(png)) for name, png in pictures],
         checked=release_checks({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
-        attacks=[f"{each['attack']}: {ATTACKS[each['attack']]}" for each in trials],
-        trials=[*_rows(trials)],
-        decisive=attack_checks(attacked),
+        attacks=[f"{each['attack']}: {named(ATTACKS[each['attack']], noun)}" for each in trials],
+        trials=[[attack, named(words, noun), *ends] for attack, words, *ends in _rows(trials)],
+        decisive=attack_checks(attacked, noun),
         legal=[
-            [each.question, each.speaks or "Nothing in this dossier.", each.silent]
+            [each.question, *(named(text, noun) for text in (each.speaks or NOTHING, each.silent))]
             for each in answers(dossier)
         ],
         policy=json.dumps(dossier["policy"], indent=1),
@@ -99,7 +105,7 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
     )
 
 
-def _rows(trials: Sequence[Json]) -> Iterator[list[object]]:
+def _rows(trials: Sequence[Json]) -> Iterator[list[str]]:
     for each in trials:
         worth = each["worth"]
         for figure, words in MEASURES.items():
