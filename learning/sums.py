@@ -271,10 +271,12 @@ def random_mask(like: Sums) -> Sums:
 def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sums:
     """Gaussian noise for sums in which a patient's weights sum to 1 at most.
 
-    The counts, first and second sums of such a patient have norms of at most 1. They are scaled by
+    The counts, first and second sums of such a patient have norms of at most 1; that of the second
+    sums is the Frobenius norm, in which an entry off the diagonal counts twice. They are scaled by
     `SHARES`, whose squares sum to less than 1, so that a patient's part has a norm of at most 1.
-    Each scaled number gets noise of the standard deviation `multiplier`. Noise is rounded to whole
-    units: no bit of a floating-point sum reveals an image (Mironov, CCS 2012).
+    Each scaled number gets noise of the standard deviation `multiplier`; off the diagonal it is
+    smaller by √2. Noise is rounded to whole units: no bit of a floating-point sum reveals an image
+    (Mironov, CCS 2012).
 
     Args:
         like: The sums.
@@ -282,7 +284,10 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
         rng: Source of the noise.
     """
     drawn = {
-        name: np.rint(rng.standard_normal(tensor.shape) * multiplier / SHARES[name] * GRID**2)
+        name: rng.standard_normal(tensor.shape) * multiplier / SHARES[name] * GRID**2
         for name, tensor in vars(like).items()
     }
-    return Sums.of({name: array.astype(np.int64) for name, array in drawn.items()})
+    width = like.firsts.shape[1]
+    rows, columns = np.triu_indices(width)
+    drawn["seconds"][:, rows != columns] /= 2**0.5
+    return Sums.of({name: np.rint(array).astype(np.int64) for name, array in drawn.items()})

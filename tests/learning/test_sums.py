@@ -1,5 +1,6 @@
 """Sums of features: exact addition, and the classifier against that of all images in one place."""
 
+import math
 from itertools import permutations
 
 import numpy as np
@@ -20,6 +21,7 @@ from learning.sums import (
     random_mask,
     random_noise,
     solve,
+    unfold,
 )
 
 CLASSES, WIDTH = 3, 8
@@ -133,16 +135,47 @@ def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
     drawn = random_noise(
         compute_sums(torch.zeros(0, 40), torch.zeros(0), 3), 2.0, np.random.default_rng(0)
     )
-    for name, tensor in vars(drawn).items():
-        if tensor.numel() > 100:
-            scaled = tensor.double() / GRID**2 * SHARES[name]
-            assert scaled.std().item() == pytest.approx(2.0, rel=0.15)
-    z, labels = images(9)
-    patient = compute_sums(z, labels, CLASSES, torch.full((9,), 1 / 9))
-    length = sum(
-        (SHARES[n] * t.double() / GRID**2).square().sum() for n, t in vars(patient).items()
-    )
-    assert length.sqrt() <= 1
+    rows, columns = torch.triu_indices(40, 40)
+    once = drawn.seconds[:, rows == columns], drawn.seconds[:, rows != columns] * 2**0.5
+    for share, tensor in (
+        (SHARES["firsts"], drawn.firsts),
+        *((SHARES["seconds"], part) for part in once),
+    ):
+        scaled = tensor.double() / GRID**2 * share
+        assert scaled.std().item() == pytest.approx(2.0, rel=0.15)
+
+
+def scaled_norm(patient):
+    """The norm of a patient's part, on the scale on which noise has one deviation."""
+    parts = {name: SHARES[name] * each.double() / GRID**2 for name, each in vars(patient).items()}
+    whole = unfold(parts.pop("seconds"))  # both entries of a pair
+    return math.sqrt(sum(each.square().sum().item() for each in (*parts.values(), whole)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("kind", ["alike", "random", "apart"])
+def test_a_patient_changes_the_sums_by_a_norm_of_at_most_1(kind, count):
+    """Neighbours: a patient more. Images that are alike have √(0.2² + 0.5² + 0.84²) = 0.998.
+
+    Of m images with features at right angles, of m classes, the parts have norms of 1/√m.
+    """
+    z, labels = images(count)
+    if kind == "alike":
+        z, labels = torch.eye(WIDTH)[[0]].repeat(count, 1), labels * 0
+    if kind == "apart":
+        z, labels = torch.eye(9), torch.arange(9)
+        z, labels = z[:count], labels[:count]
+    shares = torch.full((count,), 1 / count)
+    own, others = (z, labels, shares), (*images(5, 1), torch.ones(5))
+    if kind == "apart":
+        others = (torch.eye(9)[:5], torch.arange(5), torch.ones(5))
+    z, labels, weights = (torch.cat(pair) for pair in zip(own, others, strict=True))
+    added = compute_sums(z, labels, 9, weights) - compute_sums(others[0], others[1], 9, others[2])
+    norm, most = scaled_norm(added), math.sqrt(0.2**2 + 0.5**2 + 0.84**2)
+    assert norm <= most < 1
+    if kind != "random":
+        expected = most if kind == "alike" else most / math.sqrt(count)
+        assert norm == pytest.approx(expected, abs=2e-3)
 
 
 def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
