@@ -20,20 +20,28 @@ from learning.models import Architecture
 from learning.packing import (
     dossier_hash,
     pack_network,
+    unpack_arrays,
     unpack_buffer,
     unpack_memory,
     unpack_network,
 )
 from learning.samples import Samples
-from strategies.protocol.archive import ArchiveError, values_of
-from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays, restore_encoder
+from strategies.protocol.archive import ArchiveError
+from strategies.protocol.optimizer import check_optimizer
+from strategies.protocol.parcel import (
+    Manifest,
+    check_arrays,
+    hash_arrays,
+    layout_of,
+    restore_encoder,
+)
 from strategies.protocol.records import ParcelError, find_record
 from strategies.protocol.sums import check_sums
 
 
 def unpack(
     request: Request, parcel: RecordDict, *, tested: bool = False
-) -> tuple[nn.Module, Manifest, dict[str, Tensor]]:
+) -> tuple[nn.Module, Manifest, dict[str, dict[str, Tensor]]]:
     """Check and open a parcel, and complete its network with the local keys.
 
     Args:
@@ -43,8 +51,8 @@ def unpack(
             it.
 
     Returns:
-        The network on the hospital's device, the parcel's label, and the tensors that the method
-        sends beside the model, by name.
+        The network on the hospital's device, the parcel's label, and the tensors beside the model,
+        by record (`memory`, `sums`, `optimizer`) and name.
 
     Raises:
         ParcelError: The parcel is damaged, or does not fit this hospital or its images.
@@ -61,12 +69,18 @@ def unpack(
         check_model(hospital.policy, label.architecture, request.message.content, batch)
         local = kept.after(request.visit) if tested else kept.before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
-        memory = find_record(opened, "memory", ArrayRecord)
-        carried = unpack_memory(memory, label.lineage, hospital.device) if memory else {}
+        beside: dict[str, dict[str, Tensor]] = {}
+        if memory := find_record(opened, "memory", ArrayRecord):
+            beside["memory"] = unpack_memory(memory, label.lineage, hospital.device)
         if (sums := find_record(opened, "sums", ArrayRecord)) is not None:
             check_sums(sums, len(label.classes))
-            carried = {name: torch.from_numpy(values_of(array)) for name, array in sums.items()}
-        return network, label, carried
+            beside["sums"] = unpack_arrays(sums, torch.device("cpu"))
+        if (state := find_record(opened, "optimizer", ArrayRecord)) is not None:
+            if hospital.settings.train.optimizer_state == "fresh":
+                raise ParcelError("An optimizer state came, and 'train.optimizer-state' is fresh.")
+            check_optimizer(state, layout_of(opened))
+            beside["optimizer"] = unpack_arrays(state, hospital.device)
+        return network, label, beside
 
 
 def pack(

@@ -26,7 +26,7 @@ from learning.evaluation import probabilities
 from learning.learners.plain import Received
 from learning.learners.prototypes import FedSpace, as_rotation_network
 from learning.learners.sums import Sums
-from learning.packing import pack_memory
+from learning.packing import pack_memory, pack_optimizer
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.console import Pace
@@ -82,7 +82,7 @@ class Visit:
         self.request = request
         if policy := request.hospital.policy:
             count_visit(request.run, policy.runs.max_visits)
-        self.network, self.old_label, carried = unpack(request, parcel_in(request.message.content))
+        self.network, self.old_label, beside = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
         self.judge = Judge(request, self.network, self.old_label, self.images)
         if request.seal:  # only after all checks: a refused model must not count as the newest
@@ -90,7 +90,7 @@ class Visit:
         self.label = self.old_label.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         self.alone = self.old_label.round == 0 and own
-        self.received = _received(request, self.old_label, carried)
+        self.received = _received(request, self.old_label, beside)
         self.beside: dict[str, ArrayRecord] = {}
         self.snapshots: dict[str, RecordDict] = {}
 
@@ -163,6 +163,8 @@ class Visit:
             Details(self.disclosure).keep_alone(self.network, self.label)
         if self.memory:
             self.beside["memory"] = pack_memory(self.memory)
+        if self.learner.optimizer:
+            self.beside["optimizer"] = pack_optimizer(self.learner.optimizer)
         return told
 
     def embed(self) -> dict[str, float]:
@@ -250,13 +252,16 @@ def _private_steps(
     return PrivateSteps(plan, dp, secret), total
 
 
-def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:
+def _received(
+    request: Request, label: Manifest, beside: Mapping[str, Mapping[str, Tensor]]
+) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
     kept = Kept(request.run, "rehearsal").before(request.visit)
     device = request.hospital.device
     return Received(
         open_buffers(request),
-        memory,
+        beside.get("memory", {}),
+        optimizer=beside.get("optimizer", {}),
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,

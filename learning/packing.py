@@ -22,6 +22,7 @@ from learning.errors import DivergedError
 from learning.models import Architecture
 from learning.samples import Samples
 from strategies.protocol.archive import values_of
+from strategies.protocol.optimizer import flaw_of_state
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import ParcelError, UselessError, find_record
 from strategies.protocol.soundness import flaw_of
@@ -70,6 +71,17 @@ def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return record
 
 
+def pack_optimizer(state: Mapping[str, Tensor]) -> ArrayRecord:
+    """The state of an optimizer, which travels beside the model, as a record.
+
+    Raises:
+        DivergedError: The state is of no use.
+    """
+    if flaw := flaw_of_state(numpy_arrays(state)):
+        raise DivergedError(f"Training diverged. {flaw} Lower train.learning-rate.")
+    return _record(state)
+
+
 def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
     """A method's memory, which travels beside the model, as a record.
 
@@ -86,9 +98,14 @@ def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> di
     Raises:
         UselessError: The memory is of no use.
     """
-    memory = {name: torch.from_numpy(values_of(array)) for name, array in record.items()}
+    memory = unpack_arrays(record, device)
     _check_sound(memory, f"The memory of lineage '{lineage}'")
-    return {name: tensor.to(device) for name, tensor in memory.items()}
+    return memory
+
+
+def unpack_arrays(record: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
+    """The arrays of a record as tensors of their own."""
+    return {name: torch.from_numpy(values_of(each)).to(device) for name, each in record.items()}
 
 
 def unpack_network(

@@ -14,6 +14,7 @@ from learning.dp_sgd import PrivateSteps, noise_alone
 from learning.errors import DeadlineError
 from learning.learners.plain import Learner
 from learning.randomness import use_seed
+from strategies.protocol.optimizer import PARTS
 from strategies.protocol.settings import TrainSettings
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -30,7 +31,7 @@ def train(
     fewest: int = 2,
     private: PrivateSteps | None = None,
 ) -> dict[str, float]:
-    """Train a model on a hospital's images, with a new optimizer.
+    """Train a model on a hospital's images, with a new optimizer or the state that came.
 
     Args:
         learner: The local objective, with the model and the images on one device.
@@ -58,12 +59,17 @@ def train(
         weight_decay=settings.weight_decay,
         fused=True,
     )
+    own = dict(learner.model.named_parameters())
+    for name, parameter in own.items():
+        if f"{name}.step" in learner.received.optimizer:
+            state = {part: learner.received.optimizer[f"{name}.{part}"] for part in PARTS}
+            optimizer.state[parameter] = state
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
     done = seen = 0
     dtype = torch.double if private else torch.float
     stepping = private.wrap(learner.model, optimizer) if private else nullcontext(optimizer)
-    with use_seed(rng), stepping as optimizer:
+    with use_seed(rng), stepping as stepper:
         for epoch in range(1 - learner.warm_up, epochs + 1):
             learner.begin_epoch(epoch)
             total = torch.zeros((), dtype=dtype, device=device)  # read once, not at every step
@@ -77,7 +83,7 @@ def train(
             for batch in cut:
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
-                optimizer.zero_grad()
+                stepper.zero_grad()
                 if len(batch):
                     loss = learner.observe(samples[batch.to(device)], draws)
                     loss.backward()
@@ -85,12 +91,19 @@ def train(
                 else:
                     noise_alone(learner.trained_parameters())
                 learner.before_step()
-                optimizer.step()
+                stepper.step()
                 learner.after_step()
                 done += len(batch)
                 progress(done, most)
             if epoch > 0:
                 after_epoch(epoch)
+    if settings.optimizer_state == "travels":
+        learner.optimizer = {
+            f"{name}.{part}": optimizer.state[parameter][part]
+            for name, parameter in own.items()
+            if optimizer.state[parameter]
+            for part in PARTS
+        }
     return {"train-loss": total.item() / max(1, seen), "num-examples": len(samples)}
 
 

@@ -7,7 +7,8 @@ at each hospital. At hospital j and round t, where i is the hospital before j on
 
     M_j^1 = Train_{D_j, E}(M^0)        M_j^t = Train_{D_j, E}(M_i^{t-1})    for t > 1
 
-Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit.
+Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit, unless
+`train.optimizer-state` lets its state travel.
 """
 
 from strategies.engine.state import State

@@ -8,7 +8,8 @@ w^{k,r} is the model after hospital k of K at round r, and w^{0,r} = w^{K,r-1}:
 
 A round has K hops, in order of the hospitals' names. A hospital that is away is skipped.
 
-Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit.
+Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit, unless
+`train.optimizer-state` lets its state travel.
 """
 
 from collections.abc import Mapping

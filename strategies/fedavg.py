@@ -13,6 +13,7 @@ Deviations:
  1. In each round `fedavg.sample` hospitals are drawn from those that are present; 0 = all (C = 1).
     The average leaves out hospitals that fail, or have no image of their task.
  2. Running statistics and counters of BatchNorm are averaged like weights; counters are rounded.
+    So are Adam's moments and steps, if the optimizer's state travels.
 """
 
 from collections import Counter
@@ -123,7 +124,9 @@ class FedAvg(Strategy):
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The records of the next global model, from the trained copies."""
-        return {"model": average(state, trained, self.equal)}
+        travels = self.settings.train.optimizer_state == "travels"
+        names = ["model", "optimizer"] if travels else ["model"]
+        return {name: average(state, trained, self.equal, name) for name in names}
 
     def holders(self, state: State) -> dict[str, str]:
         """The global model, for each hospital that takes part in the round."""
@@ -139,22 +142,22 @@ def build_global(
     return Model(GLOBAL, GLOBAL, state.shelf.put(pack(records, label)), round=server_round)
 
 
-def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
-    """The mean of models in their own dtypes, weighted by training images unless `equal`."""
+def average(
+    state: State, trained: Sequence[Model], equal: bool, name: str = "model"
+) -> ArrayRecord:
+    """The mean of a record in its own dtypes, weighted by training images unless `equal`."""
     # Imported here: a hospital needs this module to check orders, and never averages.
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
     counts = [1 if equal else each.num_examples for each in trained]
     records = [
-        RecordDict({"model": network(state, each), "metrics": MetricRecord({"n": count})})
+        RecordDict({name: network(state, each, name), "metrics": MetricRecord({"n": count})})
         for each, count in zip(trained, counts, strict=True)
     ]
     mean = aggregate_arrayrecords(records, "n")
     # Flower averages whole numbers to fractions; a hospital expects the dtype that it sent.
-    like = network(state, trained[0])
-    return ArrayRecord(
-        {name: cast(mean[name].numpy(), array.dtype) for name, array in like.items()}
-    )
+    like = network(state, trained[0], name)
+    return ArrayRecord({key: cast(mean[key].numpy(), array.dtype) for key, array in like.items()})
 
 
 def cast(array: NDArray[Any], dtype: str) -> Array:
@@ -163,6 +166,6 @@ def cast(array: NDArray[Any], dtype: str) -> Array:
     return Array(np.asarray(array.round() if whole else array, dtype))
 
 
-def network(state: State, model: Model) -> ArrayRecord:
-    """The arrays of a model."""
-    return state.shelf.get(model.parcel).array_records["model"]
+def network(state: State, model: Model, name: str = "model") -> ArrayRecord:
+    """The arrays of a model, or of another record of its parcel."""
+    return state.shelf.get(model.parcel).array_records[name]

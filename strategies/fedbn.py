@@ -20,3 +20,4 @@ class FedBN(FedAvg):
 
     learner = "fedbn"
     keeps_layers = True
+    needs_fresh_optimizer = "whose BatchNorm layers do not travel, and so neither their moments"

@@ -14,7 +14,8 @@ Deviations:
  1. Algorithms 2 and 3 of the thesis train i's copy and then discard it. The equations, the text and
     the authors' code keep it, and so does this code.
  2. The second and the third leg have λE epochs each, rounded up as in the authors' code. The first
-    leg has the rest. Each leg has a fresh optimizer; the authors' SGD has no state.
+    leg has the rest. Each leg has a fresh optimizer (`train.optimizer-state`); the authors' SGD
+    has no state.
  3. In round 1 no model comes from another hospital: it is a round of the base, as in the authors'
     code.
  4. FedAvg has no "previous hospital". Here it is drawn in every round: no hospital gets itself, and

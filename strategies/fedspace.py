@@ -52,6 +52,7 @@ class FedSpace(FedAvg):
     """FedAvg of models and prototypes; each average is mixed with the previous global model."""
 
     learner = "fedspace"
+    needs_fresh_optimizer = "which mixes each average with the model before"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

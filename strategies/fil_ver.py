@@ -65,6 +65,7 @@ class FilVer(FedAvg):
 
     learner = "fil-ver"
     has_encoder = True
+    needs_fresh_optimizer = "whose server trains the average further"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

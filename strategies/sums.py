@@ -50,6 +50,7 @@ class Sums(Strategy):
     """One classifier, which each ring replaces; it starts as the first hospital's model."""
 
     learner = "sums"
+    needs_fresh_optimizer = "which trains without an optimizer"
     needs_rounds = "its sums go round all hospitals, one after the other"
 
     def __init__(self, settings: Settings) -> None:

@@ -346,6 +346,40 @@ def memories(grid):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [
+        *(("cwt-serial", 6), ("cwc", 6), ("rwt", 2), ("feder", 2), ("standalone", 2)),
+        *(("fedavg", 2), ("fedrewind", 6), ("centralized", 2)),
+    ],
+)
+def test_the_optimizer_s_state_travels_with_the_model_and_to_no_test(tmp_path, strategy, steps):
+    """Two rounds at three hospitals of 8 images, so one step an epoch: six visits of the serial
+    model, two of each other one; two visits of three epochs with FedRewind."""
+    write_archive(tmp_path / "few.npz", 15)
+    changes = {"dataset": f"npz:{tmp_path}/few.npz", "partition": "iid", "feder__buffer_size": 0}
+    changes |= {"train__optimizer_state": "travels"}
+    state, ledger, grid = federate(tmp_path, strategy, **changes)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    for parcel in parcels_of(state).values():
+        found = parcel.array_records["optimizer"]
+        assert {array.numpy().item() for name, array in found.items() if "step" in name} == {steps}
+        assert len(found) == 3 * len(parcel.array_records["model"])
+    for message in grid.sent:
+        trains = message.metadata.message_type in ("train", "train.rewind")
+        goes_on = trains and Manifest.read(message.content).round > 0
+        held = [name for name in message.content if name.endswith("optimizer")]
+        assert held == ["optimizer"] * goes_on
+
+
+@pytest.mark.parametrize("strategy", ["fedbn", "fedspace", "fil-ver", "sums"])
+def test_some_methods_need_a_fresh_optimizer(strategy):
+    chosen = run_config(strategy=strategy, train__optimizer_state="travels")
+    with pytest.raises(SettingsError, match=f"must be fresh with strategy '{strategy}', wh"):
+        STRATEGIES[strategy](Settings.parse(chosen))
+
+
+@pytest.mark.slow
 def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_else(tmp_path):
     """Nothing at the first visit; then an entry for each parameter, which grows in a round."""
     state, _, grid = federate(tmp_path, "cwc")

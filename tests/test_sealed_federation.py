@@ -67,6 +67,7 @@ def opened(state, tmp_path, sealed):
     ("strategy", "settings"),
     [
         *(("rwt", {}), ("cwc", {}), ("fedrewind", {})),
+        ("cwc", {"train__optimizer_state": "travels"}),
         ("rwt", {"asynchronous": True, "async__seconds": "1,2,7"}),
     ],
 )

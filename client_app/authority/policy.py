@@ -161,6 +161,7 @@ class ModelRules(Rules):
     max_megabytes: Amount
     weights: list[_Weights]
     max_membership: Share
+    allow_optimizer: bool
 
     def judge(self, source: str, hash_: str) -> Ruling:
         """The ruling on pretrained weights: the setting `pretrained`, and their SHA-256."""
@@ -348,6 +349,9 @@ class Policy:
         yield images.ruling("max-size", settings.image_size)
         yield images.ruling("max-quarantined", settings.max_quarantined)
         yield images.ruling("min-batch", settings.train.batch_size)
+        state, states = settings.train.optimizer_state, ["fresh"]
+        states += ["travels"] if self.models.allow_optimizer else []
+        yield Ruling("models.allow-optimizer", " or ".join(states), state, state in states)
         if settings.learner in WITH_RESERVOIR:  # a step also trains on these images
             kept = settings.section("reservoir", ReservoirSettings)
             yield images.ruling("min-batch", kept.batch_size)

@@ -23,6 +23,8 @@ class Received:
     # Tensors that the hospital has kept for its stream, by name; empty at its first visit
     rehearsal: Mapping[str, Tensor] = field(default_factory=dict)
     leg: int = 1  # number of the training of one model in a visit, from 1
+    # The optimizer's state that travels with the model; empty for a new optimizer
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     new_rounds: int = 0  # rounds that have begun since the model's last visit
     task: int = 0  # number of the task of the samples, from 1; 0 if there are no tasks
     # Images of the archive that the learner names; None if it names none
@@ -42,6 +44,7 @@ class Learner:
         samples: The images of an epoch.
         tables: The settings that the learner reads: each table's name and frozen dataclass.
         own: The settings of the first table.
+        optimizer: The optimizer's state after training, if it travels (training.py writes it).
         archive: The setting for a file of public images, if the learner uses one.
         warm_up: Epochs before the first of the visit, with the numbers 0 and below.
         withholds: Whether the keys of `local` do not travel.
@@ -58,6 +61,7 @@ class Learner:
     ) -> None:
         self.model, self.samples = model, samples
         self.settings, self.received = settings, received
+        self.optimizer: Mapping[str, Tensor] = {}
         self.own = self.check(settings)
         self.begin_visit()
         weighted = settings.train.class_balance == "loss"

@@ -20,7 +20,7 @@ choice, `contrast`, is a hand-made stand-in; it is no model of attention.
 Deviations:
  1. ε is inside the ratio too, as in the authors' code; in Eq. 2.20 it is added to the ratio alone.
  2. `train.augment` changes images and their maps alike; the authors change none.
- 3. The momentum of S begins anew at every visit, as with every optimizer here.
+ 3. The momentum of S begins anew at every visit.
  4. S is not pretrained, unless `pretrained` names an exported network with a pretrained S.
 """
 

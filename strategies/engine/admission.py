@@ -12,6 +12,7 @@ from strategies.engine.events import figures
 from strategies.protocol.archive import values_of
 from strategies.protocol.embeddings import check_embeddings
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.optimizer import check_optimizer
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
     Layout,
@@ -75,11 +76,13 @@ def admit_trained(
     came_from: RecordDict,
     encoder: Mapping[str, Array],
     check_memory: Callable[[ArrayRecord, Layout], None],
+    optimizer: bool = False,
 ) -> Mapping[str, RecordDict]:
     """The parcels of a visit: the trained model as "visit", copies after epochs as "epoch-<k>".
 
     Travelling models lack the arrays of the encoder. `came_from` is the parcel that was sent, and
-    `check_memory` is the check of the method (`Strategy`).
+    `check_memory` is the check of the method (`Strategy`). With `optimizer` the optimizer's state
+    travels.
 
     Raises:
         ParcelError: A parcel is not the sent one after the ordered visit; there are embeddings
@@ -107,6 +110,11 @@ def admit_trained(
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
         if memory := parcel.array_records.get("memory"):
             check_memory(memory, layout)
+        state = parcel.array_records.get("optimizer")
+        if (state is not None) != (optimizer and name == "visit"):
+            raise ParcelError("The parcel has, or lacks, an optimizer state against the settings.")
+        if state is not None:
+            check_optimizer(state, layout)
         _check_sums_fit(parcel, order, len(sent.classes))
         if not order.sealed:
             _check_sound(parcel, came_from)

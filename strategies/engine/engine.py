@@ -274,8 +274,9 @@ class Engine:
         state, about = self.state, delivery.letter.about
         visit, order = about.visit, about.order
         sent, check = state.shelf.get(about.sent), self.strategy.check_memory
-        encoder = state.encoder_arrays
-        delivery, parcels = admit(delivery, admit_trained, order, sent, encoder, check)
+        encoder, travels = state.encoder_arrays, self.strategy.settings.train.optimizer_state
+        expected = order, sent, encoder, check, travels == "travels"
+        delivery, parcels = admit(delivery, admit_trained, *expected)
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place: dict[str, Any] = {"round": state.round, "hop": order.hop, "epochs": order.epochs}

@@ -46,6 +46,8 @@ class Strategy(ABC):
     has_encoder = False
     # Whether a hospital is excluded if its buffer may not leave; else it takes part without one
     needs_own_buffer = False
+    # The reason why no optimizer's state travels with its models, for an error; empty if it can
+    needs_fresh_optimizer = ""
     enrols_by_plan = False  # whether hospitals may join and leave by the plan `enrolment`
     # The reason why its models must move in rounds, for an error. Methods without such a reason are
     # `HandsOn`.
@@ -57,6 +59,9 @@ class Strategy(ABC):
             allowed = f"empty with strategy '{settings.strategy}', which has a learner of its own"
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
+        state, reason = settings.train.optimizer_state, self.needs_fresh_optimizer
+        allowed = f"fresh with strategy '{settings.strategy}', {reason}"
+        require(state == "fresh" or not reason, "train.optimizer-state", state, allowed)
         fits = not settings.enrolment or self.enrols_by_plan
         allowed = f"empty with strategy '{settings.strategy}', which hands its models on"
         require(fits, "enrolment", settings.enrolment, allowed)

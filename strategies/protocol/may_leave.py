@@ -26,6 +26,7 @@ PARCEL_RECORDS = {
     "memory": ArrayRecord,
     "embeddings": ArrayRecord,
     "sums": ArrayRecord,
+    "optimizer": ArrayRecord,
     "manifest": ConfigRecord,
 }
 ANSWERS: dict[str, dict[str, type]] = {
@@ -44,6 +45,7 @@ ANSWERS: dict[str, dict[str, type]] = {
         "memory": ArrayRecord,
         "embeddings": ArrayRecord,  # only if the order asks for them
         "sums": ArrayRecord,  # of features, with the learner `sums` alone
+        "optimizer": ArrayRecord,  # Adam's moments, if the run's `train.optimizer-state` travels
         "manifest": ConfigRecord,
         "metrics": MetricRecord,
         # The model after each epoch but the last, if the order asks for `snapshots`.

@@ -7,6 +7,7 @@ A parcel is a Flower RecordDict of
     memory     ArrayRecord    arrays that a method carries beside the model
     embeddings ArrayRecord    embeddings of the last visit's images, for the server (embeddings.py)
     sums       ArrayRecord    sums of features of the hospitals so far, modulo 2^64 (sums.py)
+    optimizer  ArrayRecord    the optimizer's state after the last visit (optimizer.py)
     manifest   ConfigRecord   the label: `Manifest`
 
 The server relays parcels bit for bit. It checks the manifest, the hashes and the shapes, and the
@@ -40,7 +41,7 @@ from strategies.protocol.records import (
 )
 
 FORMAT = 1
-HASHED = re.compile("(model|buffer|memory|embeddings|sums)=[0-9a-f]{64}")
+HASHED = re.compile("(model|buffer|memory|embeddings|sums|optimizer)=[0-9a-f]{64}")
 MAX_ARCHITECTURE = 10_000  # characters
 HEAD = 2**20  # bytes: the heads of two sealed models differ by less
 

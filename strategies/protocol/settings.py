@@ -138,6 +138,7 @@ class TrainSettings:
     class_balance: Literal["none", "sampler", "loss"]
     focal_gamma: Annotated[float, between(0, 10)]
     optimizer: Literal["adam", "sgd"]
+    optimizer_state: Literal["fresh", "travels"]
     learning_rate: AboveZero
     weight_decay: Amount
     halve_every: Count
@@ -150,6 +151,9 @@ class TrainSettings:
         apart = not self.dp.noise_multiplier or self.class_balance == "none"
         allowed = "none with a train.dp.noise-multiplier above 0"
         require(apart, "train.class-balance", self.class_balance, allowed)
+        has_state = self.optimizer == "adam" or self.optimizer_state == "fresh"
+        allowed = "fresh with train.optimizer 'sgd', which has no momentum and so no state"
+        require(has_state, "train.optimizer-state", self.optimizer_state, allowed)
 
     def check_learner(self, learner: str) -> None:
         """Refuse DP-SGD with a learner whose loss is more than the cross-entropy of images.

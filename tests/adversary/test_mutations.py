@@ -26,6 +26,7 @@ from strategies.engine.courier import Courier, Letter
 from strategies.engine.shelf import Shelf
 from strategies.protocol import archive
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.optimizer import PARTS
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle, check_parcel, hash_arrays, pack
 from strategies.protocol.records import to_record
@@ -214,7 +215,8 @@ def repaired(content):
     records = dict(content)
     for name, record in content.config_records.items():
         prefix = name.removesuffix("manifest")
-        beside = {each: records.get(prefix + each) for each in ("model", "buffer", "memory")}
+        names = ("model", "buffer", "memory", "optimizer")
+        beside = {each: records.get(prefix + each) for each in names}
         arrays = {k: v for k, v in beside.items() if isinstance(v, ArrayRecord)}
         if name.endswith("manifest") and isinstance(record.get("hashes"), list):
             try:
@@ -234,6 +236,7 @@ def hospital(tmp_path):
     write_archive(tmp_path / "data.npz", 12)
     dataset = f"npz:{tmp_path / 'data.npz'}"
     config = run_config(model="mlp", mlp__hidden="4", dataset=dataset, partition="iid")
+    config["train.optimizer-state"] = "travels"
 
     def ask(verb, content, ttl=60.0):
         place = context(0, 2, config, **{"store-dir": str(tmp_path)})
@@ -272,7 +275,7 @@ def messages(hospital, first):
     consolidated = hospital("train", RecordDict({**first, **memory})).content
     found: list[Any] = [
         ("train", {**first, "order": order(test=True, snapshots=True, epochs=2)}),
-        ("train", {k: consolidated[k] for k in ("model", "memory", "manifest")} | memory),
+        ("train", {k: consolidated[k] for k in consolidated if k != "metrics"} | memory),
         ("train", {**first, f"{hash_}/buffer": buffer, "order": replay}),
         (
             "evaluate",
@@ -354,7 +357,10 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
     check_memory = strategy_of(settings(strategy="fedspace")).check_memory
     given = pack({"model": weights, "buffer": weights}, LABEL)
     sent = check_parcel(given)
-    back = pack({"model": weights, "memory": memory}, sent.advance(visit))
+    moments = {f"head.weight.{part}": Array(np.ones((8, 2), "f4")) for part in PARTS[1:]}
+    moments["head.weight.step"] = Array(np.ones((), "f4"))
+    beside = {"memory": memory, "optimizer": ArrayRecord(moments)}
+    back = pack({"model": weights, **beside}, sent.advance(visit))
     early = pack({"model": weights}, dataclasses.replace(sent.advance(visit), epochs=1))
     figures = MetricRecord({"num-examples": 3.0, "train-loss": 0.5, "seconds-train": 1.0})
     card = ConfigRecord({"hospital": "h0", "release": "ok"})
@@ -368,7 +374,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
             admit_first,
             (first, first.classes),
         ),
-        ("train", trained, admit_trained, (visit, given, {}, check_memory)),
+        ("train", trained, admit_trained, (visit, given, {}, check_memory, True)),
         ("evaluate", {"metrics": about}, admit_tested, ("a",)),
     ]
     for verb, good, check, expected in answers:

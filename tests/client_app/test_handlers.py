@@ -390,6 +390,17 @@ def test_a_matrix_for_another_network_is_refused(tmp_path):
     assert "The consolidation matrix has '1.bias'" in answer.error.reason
 
 
+def test_an_optimizer_state_that_is_not_asked_for_is_refused(tmp_path):
+    travels = {"train__optimizer_state": "travels"}
+    start = parcel_of(prepared(tmp_path))
+    first = ask("train", tmp_path, start, config=travels, epochs=1).content
+    sent = {name: first[name] for name in ("model", "optimizer", "manifest")}
+    assert "optimizer" in ask("train", tmp_path, sent, config=travels, epochs=1).content
+    answer = ask("train", tmp_path, sent, epochs=1)
+    assert answer.error.code == Failure.PARCEL
+    assert "'train.optimizer-state' is fresh" in answer.error.reason
+
+
 def test_a_visit_answers_with_copies_of_the_model_after_each_epoch(tmp_path):
     """The first of two epochs leaves the same model as a visit of one epoch."""
     start = parcel_of(prepared(tmp_path))

@@ -45,6 +45,7 @@ def test_the_default_settings_pass_the_default_policy():
         ("runs.max-hours", {"hop-timeout": 1e9}),
         ("runs.max-hours", {"prepare-timeout": 1e9}),
         ("runs.sealed-only", {"sealed": False}),
+        ("models.allow-optimizer", {"train.optimizer-state": "travels"}),
     ],
 )
 def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
@@ -109,6 +110,11 @@ def test_a_hospital_s_own_rules_count(rule, text, settings, tmp_path):
     with pytest.raises(PolicyError) as refusal:
         policy_of(tmp_path, text).check(Settings.parse({**defaults(), **settings}))
     assert refusal.value.rule == rule
+
+
+def test_a_hospital_may_allow_the_optimizer_s_state(tmp_path):
+    settings = Settings.parse({**defaults(), "train.optimizer-state": "travels"})
+    policy_of(tmp_path, "models.allow-optimizer = true").check(settings)
 
 
 def test_a_hospital_that_releases_no_buffers_takes_part_where_there_are_none(tmp_path):

@@ -75,11 +75,12 @@ class RingVisit:
     def __init__(self, request: Request) -> None:
         self.request, self.run, self.own = request, request.run, OwnSums(request)
         self.disclosure = open_disclosure(request)
-        self.network, before, carried = unpack(request, parcel_in(request.message.content))
+        self.network, before, beside = unpack(request, parcel_in(request.message.content))
         self.visited, self.begins = before.visited, before.round < request.order.round
         self.arrived_hash = before.hash_of.get("sums", "")
         self.label = before.advance(request.order)
-        self.sums = None if self.begins or not carried else Sums(**carried)
+        sums = beside.get("sums")
+        self.sums = Sums(**sums) if sums and not self.begins else None
         self._set(None)
 
     def add(self) -> dict[str, float]:
