@@ -5,6 +5,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
+from learning.dp_sgd import Plan, PrivateSteps
 from learning.errors import DivergedError
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain, Received
@@ -65,6 +66,23 @@ def test_every_learner_goes_on_from_a_state(learner):
         came = visit(model, came=came, kind=LEARNERS[learner])
         steps.append({float(each) for name, each in came.items() if name.endswith(".step")})
     assert sorted(steps[1]) == [2 * step for step in sorted(steps[0])]
+
+
+@pytest.mark.slow  # imports opacus
+def test_with_dp_sgd_the_state_follows_from_noised_gradients_alone():
+    """After one step m = 0.1 g, where g is the gradient with noise that the step took."""
+    changes = {"train__dp__noise_multiplier": 5.0, "train__optimizer_state": "travels"}
+    learner = learner_of(Plain, network(), **changes)
+    plan, chosen, rng = (
+        Plan.make(np.arange(20), 20),
+        settings(**changes).train,
+        np.random.default_rng,
+    )
+    private = PrivateSteps(plan, chosen.dp, rng(1))
+    train(learner, chosen, 1, rng(0), float("inf"), private=private)
+    for name, parameter in learner.model.named_parameters():
+        torch.testing.assert_close(learner.optimizer[f"{name}.exp_avg"], 0.1 * parameter.grad)
+        assert parameter.grad.std() > 0.1  # 5 / 20 of noise, and at most 1 / 20 of each image
 
 
 def test_only_adam_has_a_state():
