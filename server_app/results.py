@@ -32,7 +32,7 @@ from datetime import datetime
 from logging import ERROR, INFO
 from math import ceil, isfinite, isnan
 from pathlib import Path
-from time import monotonic, strftime, thread_time, time
+from time import monotonic, strftime, time
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -41,12 +41,13 @@ from flwr.common import log
 from flwr.common.config import unflatten_dict
 from pydantic_core import to_json
 
+from pages.page import render as render_part
 from pages.verdicts.run import texts
-from server_app import wording
+from server_app import live, wording
 from server_app.data import describe
 from server_app.enrolment import expected_count, plan_of
 from server_app.measures import Round, participants
-from server_app.report import Live, render
+from server_app.report import render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Record, Summary, judge_beside, measure_round, summarise
@@ -73,8 +74,6 @@ UNDER_WAY = "under-way.json"
 TIME = "%Y-%m-%d_%H-%M-%S"  # of the start, in the name of a result directory
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
 NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json while the server waits
-# Least seconds between two pages of a run under way, and the most CPU seconds in a second of it.
-PAGE_PAUSE, PAGE_SHARE = 3.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Results:
         self._settings = settings
         self._cross = strategy_of(settings).cross
         self._config = ""
-        self._events: list[Event] = []  # without the tests of finished rounds
+        self._events: list[Event] = []  # without the good tests of finished rounds
         self._rounds: list[Round] = []
         self._feed = Feed(settings)
         self._resumed = 0
@@ -117,7 +116,7 @@ class Results:
         self._awaited: Sequence[Awaited] = ()
         self._noted: Sequence[Awaited] = ()  # contents of under-way.json
         self._noted_at = -NOTE_PAUSE
-        self._page_pause, self._page_due = PAGE_PAUSE, self._began
+        self._page = live.LivePage(path)
         self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
         self._newest_round = -1
@@ -153,8 +152,6 @@ class Results:
         for measured in results._rounds:
             results._put_away(measured)
         results._write_live_page()
-        # This page took long, since it compiled the templates that the last page needs, too.
-        results._page_pause, results._page_due = PAGE_PAUSE, monotonic() + PAGE_PAUSE
         return results, state
 
     def _begin(self) -> State:
@@ -249,15 +246,15 @@ class Results:
         self._say(INFO, wording.round_line(measured, rounds, count, left))
         self._note_under_way()
         self._put_away(measured)
-        if monotonic() >= self._page_due:
+        if self._page.is_due:
             self._write_live_page()
 
     def _put_away(self, measured: Round) -> None:
-        """Send a round to the trackers, then free its tests, which may be a million."""
+        """Send a round to the trackers, then free its good tests, which may be a million."""
         events = [event for event in self._events if event.round == measured.number]
         self._feed.round(measured, events, participants(self._events))
-        own_tests = (measured.number, "evaluate")
-        self._events = [each for each in self._events if (each.round, each.verb) != own_tests]
+        tests = (measured.number, "evaluate", "ok")
+        self._events = [e for e in self._events if (e.round, e.verb, e.outcome) != tests]
 
     def _all_events(self) -> list[Event]:
         """All events of the run, from its file."""
@@ -270,7 +267,7 @@ class Results:
         some = awaited and self._noted  # then not every answer is worth a new file
         if awaited != self._noted and not (some and now - self._noted_at < NOTE_PAUSE):
             self._note_under_way()
-        if now >= self._page_due:
+        if self._page.is_due:
             self._write_live_page()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
@@ -291,24 +288,32 @@ class Results:
         return [replace(each, since=round(clock + each.since)) for each in self._awaited]
 
     def _write_live_page(self) -> None:
-        """Write the page of the run so far, and choose the time of the next one."""
-        began = thread_time()
-        events, rounds = self._all_events(), self._settings.num_server_rounds
-        summary = self._summarise(events, self._classes, monotonic() - self._began)
-        left = wording.time_left([each.seconds for each in self._rounds], rounds)
-        live = Live(
-            written=strftime("%Y-%m-%d %H:%M:%S"),
-            reload=ceil(self._page_pause),
-            progress=wording.progress_line(len(self._rounds), rounds, len(summary.hospitals), left),
-            waits=wording.waits_since(self._waits(), time()),
-            failures=wording.newest_failures(events),
-        )
-        self._write_page(render(self.path.name, summary, events, self._config, live=live))
-        self._page_pause = max(PAGE_PAUSE, (thread_time() - began) / PAGE_SHARE)
-        self._page_due = monotonic() + self._page_pause
+        """Write the page of the run so far."""
+
+        def state() -> str:
+            rounds, failed = self._settings.num_server_rounds, wording.failures(self._events)
+            left = wording.time_left([each.seconds for each in self._rounds], rounds)
+            hospitals = len(participants(self._events))
+            return render_part(
+                "state",
+                "",
+                written=strftime(live.TIME),
+                pause=f"{self._page.pause:.0f}",
+                progress=wording.progress_line(len(self._rounds), rounds, hospitals, left),
+                waits=wording.waits_since(self._waits(), time()),
+                count=len(failed),
+                failures=failed[-wording.FAILURES :],
+            )
+
+        def report() -> str:
+            summary = self._summarise(self._events, self._classes, monotonic() - self._began)
+            seconds = ceil(live.PAUSE)
+            return render(self.path.name, summary, self._events, self._config, live=seconds)
+
+        self._page.write(state, report, (len(self._events), len(self._rounds)))
 
     def _write_page(self, page: str) -> None:
-        with replacing(self.path / "report.html") as draft:
+        with replacing(self.path / live.NAME) as draft:
             draft.write_text(page, encoding="utf-8")
 
     def _say(self, level: int, text: str) -> None:

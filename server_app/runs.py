@@ -14,6 +14,7 @@ from typing import Any
 
 from pages.figures import Assessment
 from pages.verdicts.model import mean_chance
+from server_app.live import mark_ended
 from server_app.measures import mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
@@ -148,6 +149,7 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and Path(error.filename).name == SUMMARY:
         if is_under_way(path):
             return "is under way"
+        mark_ended(path)
         resume = path / "checkpoint" / "resume.toml"
         hint = f"; resume it with --run-config '{resume}'" if resume.exists() else ""
         return f"has not completed{hint}"

@@ -25,6 +25,7 @@ from rich.text import Text
 from pages.verdicts.run import texts
 from server_app import wording
 from server_app.enrolment import expected_count
+from server_app.live import mark_ended
 from server_app.measures import Round, participants
 from server_app.results import UNDER_WAY, UnderWay
 from server_app.runs import is_under_way
@@ -154,6 +155,7 @@ class Followed:
     def farewell(self) -> Iterator[str]:
         """The last lines about a run that has ended; the very last is its directory."""
         if self.state() == "interrupted":
+            mark_ended(self.path)
             resume = self.path / "checkpoint" / "resume.toml"
             yield "The run has stopped before its end, or continues on another machine."
             if resume.exists():
@@ -266,7 +268,7 @@ def picture(run: Followed, console: Console) -> Group:
         parts.append(Text(noise, style="dim"))
     waits = wording.waits_since(run.waits if not run.summary else (), time.time())
     parts += [Text(printable(text)) for text in waits]
-    failures = wording.newest_failures(run.events)
+    failures = wording.failures(run.events)[-wording.FAILURES :]
     parts += [Text(printable(text), style="yellow") for text in failures]
     return Group(*parts)
 

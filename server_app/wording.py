@@ -29,7 +29,22 @@ from strategies.protocol.text import amount
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # latest rounds that the estimate of the time left uses
-FAILURES = 3  # number of newest failures that are shown
+FAILURES = 3  # most failures that are shown, the newest
+# What to do, by the kind of a failure (`strategies.protocol.may_leave.Failure`).
+CURES = {
+    "settings": "Change the setting that the reason names.",
+    "data": "At the hospital, `fedhandoff preflight` names the images.",
+    "parcel": "If this happens again, compare the versions of fedhandoff.",
+    "diverged": "Lower train.learning-rate, for all hospitals or in the hospital's node-config.",
+    "timeout": "Give it more time with hop-timeout or prepare-timeout.",
+    "crashed": "The hospital's log has the error.",
+    "undeclared": "Compare the code of the hospital with that of the server.",
+    "gone": "At the hospital, `fedhandoff hospital status` shows whether it runs.",
+    "release": "The hospital's log has the reason; the run goes on without these images.",
+    "policy": "Change the setting, or the hospital changes its policy.",
+    "ledger": "Free space on the hospital's disk.",
+    "useless": "Lower train.learning-rate at the hospital that trained the model.",
+}
 VERBS = {
     "query.live": "say that it is there",
     "query.enrol": "enrol",
@@ -160,7 +175,8 @@ def waits_since(waits: Iterable[Awaited], now: float) -> list[str]:
     return lines
 
 
-def newest_failures(events: Iterable[Event]) -> list[str]:
-    """The lines of the newest failures, in order."""
-    lines = filter(None, map(event_line, events))
-    return [text for level, text in lines if level == WARNING][-FAILURES:]
+def failures(events: Iterable[Event]) -> list[str]:
+    """A line for each failure, in order, with its cure."""
+    failed = [event for event in events if event.outcome != "ok"]
+    lines = ((event_line(event), CURES.get(event.outcome, "")) for event in failed)
+    return [f"{line[1]} {cure}".rstrip() for line, cure in lines if line]

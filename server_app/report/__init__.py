@@ -10,7 +10,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 
@@ -42,24 +41,13 @@ QUEUES = (
 NAMED = 4  # most classes that a title names
 
 
-@dataclass(frozen=True)
-class Live:
-    """The state of a run under way, in words (server_app/wording.py)."""
-
-    written: str  # time of the page
-    reload: int  # seconds until a browser loads the page again
-    progress: str  # rounds, hospitals, time left
-    waits: list[str]  # awaited hospitals
-    failures: list[str]  # newest failures
-
-
 def render(
     name: str,
     summary: Summary,
     events: Sequence[Event],
     toml: str,
     pictures: Mapping[str, Sequence[Strip]] | None = None,
-    live: Live | None = None,
+    live: int = 0,
 ) -> str:
     """Make the page.
 
@@ -69,7 +57,8 @@ def render(
         events: The run's events, in order.
         toml: The run's settings, as a file.
         pictures: Synthetic images by hospital; none if the run is sealed or under way.
-        live: The state of a run under way; None if the run has ended.
+        live: Of a run under way, the seconds until a browser loads its page again
+            (server_app/live.py); its events may lack tests. 0 if the run has ended.
     """
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))

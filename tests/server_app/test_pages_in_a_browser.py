@@ -306,7 +306,7 @@ def test_contents_lead_to_one_place_each(shown, name):
 @pytest.mark.parametrize("screen", ["narrow, light", "narrow, dark", "desktop, light"])
 def test_the_page_follows_a_run_to_its_end(browser, screen, tmp_path, monkeypatch):
     """Nobody touches the browser: the page loads itself again, and stays after the end."""
-    monkeypatch.setattr("server_app.results.PAGE_PAUSE", 1.0)
+    monkeypatch.setattr("server_app.live.PAUSE", 0.2)
     width, scheme, _ = SCREENS[screen]
     results, _ = Results.open(settings(output_dir=str(tmp_path)))
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -151,10 +151,14 @@ def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, even
     console.print(picture(run, console))
     lines = output.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert re.fullmatch(r"under way: 1 of 2 rounds, 2 hospitals, \d+ s left *", lines[-5])
-    assert lines[-4].startswith("held               0.275  |▂|")
-    assert re.fullmatch(r"since \S+  waits for A to train \(90 s\)", lines[-2].rstrip())
-    assert lines[-1].rstrip() == "round 2: B failed to train (timeout): No answer."
+    assert re.fullmatch(r"under way: 1 of 2 rounds, 2 hospitals, \d+ s left *", lines[-6])
+    assert lines[-5].startswith("held               0.275  |▂|")
+    assert re.fullmatch(r"since \S+  waits for A to train \(90 s\)", lines[-3].rstrip())
+    failure = " ".join(each.strip() for each in lines[-2:])
+    assert failure == (
+        "round 2: B failed to train (timeout): No answer. Give it more time with hop-timeout or "
+        "prepare-timeout."
+    )
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(begin):

@@ -1,0 +1,82 @@
+"""The page of a run under way: its state, above the report of the finished rounds.
+
+The state is small, and is written every few seconds. The report is computed again only after new
+events, and as seldom as the limit of CPU time needs.
+"""
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from pathlib import Path
+from time import localtime, monotonic, strftime, thread_time
+
+from pages.page import render
+from strategies.protocol.files import FileError, read_text, replacing
+
+NAME = "report.html"
+TIME = "%Y-%m-%d %H:%M:%S"
+# Least seconds between two states and between two reports; the most CPU seconds in a second of the
+# run, for states and for reports.
+PAUSE = 3.0
+STATE_SHARE, REPORT_SHARE = 0.001, 0.004
+# A report has these lines before and after the state, and this one to be loaded again.
+BEGIN, END = "<!-- state -->\n", "<!-- end of state -->\n"
+RELOAD = f'<meta http-equiv="refresh" content="{PAUSE:.0f}">\n'
+
+
+class LivePage:
+    """The writer of the page, which replaces the file each time.
+
+    Attributes:
+        pause: Seconds between two states, by the CPU time of the last one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.pause = PAUSE
+        self._path = folder / NAME
+        self._report = ""
+        self._contents: Hashable = None
+        self._due = self._report_due = monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a new page."""
+        return monotonic() >= self._due
+
+    def write(
+        self, state: Callable[[], str], report: Callable[[], str], contents: Hashable
+    ) -> None:
+        """Write the page.
+
+        Args:
+            state: Makes the state.
+            report: Makes the report of the finished rounds, with an empty state.
+            contents: The report is made again only if this differs from the last time.
+        """
+        if contents != self._contents and monotonic() >= self._report_due:
+            began, first = thread_time(), self._contents is None
+            self._report, self._contents = report(), contents
+            # The first report compiles the templates, which the run needs at its end anyway.
+            spent = 0.0 if first else thread_time() - began
+            self._report_due = monotonic() + max(PAUSE, spent / REPORT_SHARE)
+        began = thread_time()
+        _write(self._path, self._report, state())
+        self.pause = max(PAUSE, (thread_time() - began) / STATE_SHARE)
+        self._due = monotonic() + self.pause
+
+
+def mark_ended(folder: Path) -> None:
+    """Let the page of a run whose server has ended say so, and load itself no more."""
+    path, resume = folder / NAME, folder / "checkpoint" / "resume.toml"
+    with suppress(OSError, FileError):
+        page, written = read_text(path), strftime(TIME, localtime(path.stat().st_mtime))
+        if RELOAD in page:
+            known = str(resume) if resume.exists() else ""
+            state = render("ended", "", written=written, resume=known)
+            _write(path, page.replace(RELOAD, ""), state)
+
+
+def _write(path: Path, report: str, state: str) -> None:
+    before, begin, rest = report.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    with replacing(path) as draft:
+        draft.write_text(before + begin + state + end + after, encoding="utf-8")
