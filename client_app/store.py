@@ -31,7 +31,7 @@ def own_folder(path: Path) -> Path:
         try:
             each.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            cure = "give the hospital another folder with store-dir (--store-dir)"
+            cure = "choose another folder as store in hospital.toml, or with --store-dir"
             text = f"The folder cannot be made ({error.strerror}): {cure}"
             raise OSError(error.errno, text, str(each)) from error
     return path

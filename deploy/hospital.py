@@ -149,7 +149,8 @@ def check_writable(hospital: str, store: Path) -> None:
     except OSError as error:
         raise DeployError(
             f"{hospital}'s store {folder} cannot be written to ({error.strerror}): give this user "
-            "the right to, free space on that disk, or choose another folder with --store-dir."
+            "the right to, free space on that disk, or choose another folder as store in "
+            "hospital.toml."
         ) from error
 
 

@@ -84,7 +84,9 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
     reason = type(error).__name__
     if isinstance(error, OSError) and error.errno in DISK:
         reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"
-        log.error("%s (%s). Free space, or give it another store-dir.", reason, error.filename)
+        log.error(
+            "%s (%s). Free space, or choose another store in hospital.toml.", reason, error.filename
+        )
     else:
         log.exception("The hospital failed at %s", message.metadata.message_type)
     reason += "; the hospital's own log has the details."

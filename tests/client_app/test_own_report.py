@@ -280,6 +280,25 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert "runs.sealed-only | sealed runs | an open run |" in text
 
 
+@pytest.mark.parametrize("named", ["graz", "a folder", "nothing"])
+def test_its_commands_name_the_hospital_as_short_as_they_can(report, place, monkeypatch, named):
+    """`graz` is below ~/fedhandoff; without a hospital.toml, a command needs name and store."""
+    if named == "graz":
+        monkeypatch.setenv("HOME", str(place.parents[1]))
+        place = place.parent.rename(place.parents[1] / "fedhandoff") / "graz"
+    if named != "nothing":
+        write_own(place, "hospital.toml", {"name": "graz", "store": "store"})
+    wanted = {
+        "graz": "--hospital graz",
+        "a folder": f"--hospital {place}",
+        "nothing": f"--site graz --store-dir {place}/store",
+    }[named]
+    text = text_of(report(place)[2])
+    assert f"predict {wanted} --data IMAGES" in text
+    assert text.count(wanted) >= 3
+    assert text.count("--hospital") == (0 if named == "nothing" else text.count(wanted))
+
+
 @pytest.mark.parametrize(("times", "words"), [(1, "1 sample of"), (2, "2 samples of")])
 def test_embeddings_that_left_are_counted_by_samples(finished, report, place, times, words):
     left = [{"name": "embeddings", "bytes": 4096, "sha256": "3f" * 32}]

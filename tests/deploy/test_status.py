@@ -145,7 +145,9 @@ def test_a_full_disk_is_named(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hospital, "TemporaryFile", lambda **_: Full())
         patch.setattr(Full, "__exit__", lambda *_: None, raising=False)
-        with pytest.raises(DeployError, match=r"\(No space left on device\): .*--store-dir"):
+        with pytest.raises(
+            DeployError, match=r"\(No space left on device\): .*as store in hospital\.toml"
+        ):
             check_writable("graz", tmp_path)
 
 

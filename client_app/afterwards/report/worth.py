@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from client_app.afterwards.home import place_of
@@ -123,10 +124,18 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
     return {"title": _title(row), "head": head, "rows": rows, "against": against}
 
 
+def _options(past: PastRun) -> str:
+    """The options that name the hospital in a command: its folder, if it has a hospital.toml."""
+    store = past.folder.parent
+    if not (store.parent / "hospital.toml").is_file():
+        return f"--site {past.site} --store-dir {shlex.quote(str(store))}"
+    by_name = store.parent.parent == Path("~/fedhandoff").expanduser()
+    return f"--hospital {shlex.quote(store.parent.name if by_name else str(store.parent))}"
+
+
 def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     """Return the advised model and the values for its commands; no model if none is at home."""
-    folder = shlex.quote(str(past.folder.parent))
-    found: dict[str, Any] = {"command": COMMAND, "here": f"--site {past.site} --store-dir {folder}"}
+    found: dict[str, Any] = {"command": COMMAND, "here": _options(past)}
     models, best = list(past.models), best_model(rows)
     if not models:
         return {**found, "model": None}

@@ -292,7 +292,7 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
             2 * card.bytes_on_disk > card.bytes_free,
             "little-disk",
             "The store's disk has less free space than twice the size of the decoded images.",
-            "Set 'store-dir' in the node-config to a folder on a larger disk.",
+            "Choose a folder on a larger disk as store in hospital.toml, or with --store-dir.",
         ),
     ]
     for count, problem, text, advice in doubts:
