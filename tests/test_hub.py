@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_files
+from flwr.cli.config_utils import load_and_validate
 from flwr.cli.utils import filter_paths_for_publish, validate_project_name
-from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
+from flwr.supercore.constant import (
+    APP_PUBLISH_ALLOWED_LICENSE_FILES,
+    MAX_DIR_DEPTH,
+    MAX_FILE_BYTES,
+    MAX_FILE_COUNT,
+    MAX_TOTAL_BYTES,
+)
+from packaging.version import Version
 
 from strategies.protocol.code import files_of
 
@@ -52,12 +60,30 @@ def test_what_is_published_is_within_the_limits_of_the_hub(tracked):
         path.read_text(encoding="utf-8")
     assert {"deploy/server.py", "docs/hub.md", "README.md", "LICENSE"} <= published.keys()
     assert "deploy/programs/flwr-clientapp" not in published
+    assert max(len(Path(name).parts) for name in published) <= MAX_DIR_DEPTH
+
+
+def test_the_app_is_complete_by_flower_s_own_rules():
+    """Publisher, components that can be loaded, and a licence that travels; no warning is left."""
+    config, warnings = load_and_validate(ROOT / "pyproject.toml")
+    assert warnings == []
+    assert config["tool"]["flwr"]["app"]["publisher"] == config["project"]["name"]
+    assert config["project"]["license"]["file"] in APP_PUBLISH_ALLOWED_LICENSE_FILES
+
+
+def test_what_is_secret_is_not_published(tmp_path):
+    """A clone may be where keys and runs are; Flower leaves out what .gitignore names."""
+    secret = ["server/ca.key", "graz.key", "runs/2026-11-26-cwt/summary.json", "approved/a.py"]
+    files = dict.fromkeys([*secret, "server_app/app.py"], b"{}")
+    files[".gitignore"] = (ROOT / ".gitignore").read_bytes()
+    assert {*filter_paths_for_publish(files)} == {"server_app/app.py", ".gitignore"}
 
 
 def test_the_hub_can_show_the_app():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     validate_project_name(project["name"], "name")
     assert 0 < len(project["description"]) <= 200
+    assert Version(project["version"])
     front = (ROOT / "README.md").read_text("utf-8").split("---\n")[1]
     assert [line.partition(":")[0] for line in front.splitlines()] == [
         "tags",
