@@ -49,7 +49,6 @@ ALLOWED = {
             "numpy",
             "sklearn",
             "datasets",
-            "flwr_datasets",
             "PIL",
             "pydicom",
             "nibabel",
