@@ -12,7 +12,11 @@ from cli import authority, hospital, models, runs, server
 from strategies.protocol.text import Screen
 
 typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
-app = typer.Typer(no_args_is_help=True, context_settings={"max_content_width": 100})
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,  # click suggests them, too
+    context_settings={"max_content_width": 100},
+)
 for module in (runs, authority, models):
     app.registered_commands += module.app.registered_commands
 app.add_typer(server.app, name="server")

@@ -1,6 +1,7 @@
 """What all commands have in common: an example, `~` in paths, and errors in one line."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -48,7 +49,8 @@ class Command(TyperCommand):
             return super().invoke(ctx)
         except (ValueError, OSError, DeployError) as error:  # a user can mend these
             explain = getattr(error, "explain", None)  # has what the server may not learn
-            raise UsageError(explain() if explain else str(error), ctx) from error
+            text = explain() if explain else str(error)
+            raise UsageError(re.sub(r"\[Errno \d+\] ", "", text), ctx) from error
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the example, whose line is never broken."""

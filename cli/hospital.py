@@ -10,7 +10,9 @@ from click import UsageError, get_current_context
 from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
 from cli.places import HERE, HOSPITAL, Hospital
 
-app = typer.Typer(help="A hospital: make its folder and keys, approve code, start.")
+app = typer.Typer(
+    help="A hospital: make its folder and keys, approve code, start.", no_args_is_help=True
+)
 
 
 Data = Annotated[

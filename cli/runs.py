@@ -115,9 +115,10 @@ def crate(
         Path, typer.Argument(help="The result directory of a run that has ended.")
     ],
 ) -> None:
-    """Write the RO-Crate of a run, or check the run's files against it.
+    """Write the RO-Crate of a run.
 
-    Needs the extra crate. The crate is a file in the directory (docs/crate.md).
+    It is a file in the directory, and needs the extra crate (docs/crate.md). If it is there, the
+    files of the run are checked against it.
     """
     from server_app.crate import write_run_crate
 

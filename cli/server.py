@@ -9,7 +9,9 @@ from cli.command import RunConfig, command
 from cli.places import HERE, SERVER, Server
 
 FLEET_ADDRESS, CONTROL_PORT = "0.0.0.0:9092", 8000
-app = typer.Typer(help="The operator: start the server, register hospitals, start runs.")
+app = typer.Typer(
+    help="The operator: start the server, register hospitals, start runs.", no_args_is_help=True
+)
 
 
 @command(app, "server authority --name fl.example.org --name 192.0.2.7")

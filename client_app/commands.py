@@ -63,7 +63,10 @@ def ledger(site: str, store_dir: Path, html: Path | None) -> bool:
     except BrokenLedger as error:
         broken = str(error)
     except OSError as error:
-        raise SettingsError(f"There is no ledger to read: {error}") from error
+        raise SettingsError(
+            f"There is no ledger to read: {error}. Name a hospital with --hospital; a simulation "
+            "has no ledger."
+        ) from error
     newest = lines[-1].hash if lines else "-"
     verdict = f"{broken or 'The chain is intact.'} Valid lines: {len(lines)}. Hash of the last: "
     verdict += f"{newest}. Keep both on another machine: they show later if lines are missing."

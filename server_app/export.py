@@ -42,9 +42,10 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     path = result / "parcels" / f"{quote(lineage, safe=' ')}.npz"
     if not path.is_file():
         there = sorted(each.stem for each in path.parent.glob("*.npz"))
+        if not there:
+            raise SettingsError(f"{result} is not the result directory of a run with models.")
         raise SettingsError(
-            f"The run has no model '{lineage}' in {path.parent}; choose one of "
-            f"{', '.join(there) or 'none'}."
+            f"The run has no model '{lineage}' in {path.parent}; choose one of {', '.join(there)}."
         )
     parcel = load(path)
     label = check_parcel(parcel)

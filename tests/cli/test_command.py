@@ -64,7 +64,15 @@ def test_without_a_command_all_are_listed(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["rum"], "fedhandoff: No such command 'rum'"),
+        (["rum"], "fedhandoff: No such command 'rum'. Did you mean 'run'?\n"),
+        (
+            ["ledger", "--store-dir", "/no"],
+            "fedhandoff ledger: There is no ledger to read: No such",
+        ),
+        (
+            ["export", "A", "--to", "a", "--result", "/no"],
+            "fedhandoff export: /no is not the result",
+        ),
         (["check", "--hospital", "2"], "fedhandoff check: No such option"),
         (["check", "--hospitals", "two"], "fedhandoff check: Invalid value for '--hospitals'"),
         (["check", "--run-config", "colour=1"], "fedhandoff check: There is no setting 'colour'"),
