@@ -222,7 +222,7 @@ def _follow(folder: Path, number: str) -> dict[str, str]:
     Raises:
         NoSuperLinkError: The SuperLink has ended and was not restarted.
     """
-    seen = time.monotonic()
+    gone: float | None = None  # since then no SuperLink has answered
     while True:
         # The command ends with the run, or with the SuperLink.
         environment = flower_environment(folder.absolute(), QUIET)
@@ -230,12 +230,13 @@ def _follow(folder: Path, number: str) -> dict[str, str]:
         try:
             state: dict[str, str] = _flwr(folder, "ls", NAME, "--run-id", number)["runs"][0]
         except NoSuperLinkError:
-            if time.monotonic() - seen > PATIENCE:
+            gone = gone or time.monotonic()
+            if time.monotonic() - gone >= PATIENCE:
                 raise
         else:
             if state["status"].startswith("finished"):
                 return state
-            seen = time.monotonic()
+            gone = None
         time.sleep(2)
 
 

@@ -450,6 +450,20 @@ def test_a_run_ends_as_flower_says_even_if_the_superlink_was_away(folder, flwr):
     assert commands == ["supernode", "run", "log", "ls", "log", "ls", "log", "ls"]
 
 
+def test_a_superlink_that_dies_late_in_a_run_is_waited_for(folder, flwr, monkeypatch):
+    """The log of the run has been followed for an hour when the SuperLink dies."""
+    flwr(*[of_run("pending")] * 2, GONE, of_run("finished:completed"))
+    clock, answer = [0.0], subprocess.run
+
+    def after_an_hour(command, **options):
+        clock[0] += 3600.0 if command[1] == "log" and clock[0] == 0.0 else 1.0
+        return answer(command, **options)
+
+    monkeypatch.setattr("subprocess.run", after_an_hour)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    assert server.run(folder, None)
+
+
 def test_a_run_that_failed_is_named(folder, flwr, capsys):
     flwr(*[of_run("pending")] * 2, of_run("finished:failed"))
     assert not server.run(folder, None)

@@ -1,7 +1,9 @@
-"""Failures between machines: the network splits, and a hospital runs twice."""
+"""Failures between machines: split network, hospital twice, dead SuperLink, wrong clock."""
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -11,6 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from deploy.demo import FEDHANDOFF, background, hospitals, server, write_images
+from tests.deploy.test_kills import processes
 
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=4 train.epochs=1 min-hospitals=1 seed=1 "
@@ -128,3 +131,55 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
     assert {each["outcome"] for each in failed} <= {"timeout", "gone"}
     assert "can be reached again" in (tmp_path / "wien.log").read_text()
     assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
+    write_images(tmp_path / "images")
+    names = ("linz", "wien")
+    with server(tmp_path) as address:
+        with hospitals(tmp_path, address, names=names), running(tmp_path) as visits:
+            wait_for(visits)
+            (superlink,) = processes(tmp_path, "flower-superlink")
+            os.kill(superlink, signal.SIGKILL)
+            killed = len(visits())
+        log = (tmp_path / "superlink.log").read_text()
+    assert "it is restarted in 5 s" in log
+    assert len(visits()) > killed
+    (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
+    assert summary["rounds"] == 4
+    assert summary["status"].startswith("completed")
+    assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
+
+
+# For the Python of a hospital: an hour fast. TLS reads the right clock.
+FAST = """
+import datetime
+
+
+class Fast(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(hours=1)
+
+
+datetime.datetime = Fast
+"""
+
+
+@pytest.mark.slow
+def test_a_hospital_with_a_wrong_clock_is_refused_and_its_log_has_the_reason(tmp_path, monkeypatch):
+    write_images(tmp_path / "images")
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(FAST)
+    with server(tmp_path) as address:
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "clock"))
+        with hospitals(tmp_path, address, names=("linz",)):
+            wait_for(lambda: "clock is wrong" in (tmp_path / "linz.log").read_text())
+        monkeypatch.delenv("PYTHONPATH")
+        start = ("hospital", "start", "--hospital", tmp_path / "linz", "--server", address)
+        with background(tmp_path, *start, log="mended"):
+            wait_for(lambda: "waits for a run" in (tmp_path / "mended.log").read_text())
+    log = (tmp_path / "linz.log").read_text()
+    assert "(status 0); it is restarted in 5 s." in log
+    assert "waits for a run" not in log
