@@ -14,6 +14,10 @@ tasks. It sends w_j with a sample R_j of (z, y). The server averages, and then t
 paper proposes `sampled`, because the other two identify an image. With `filver.server-steps = 0`
 no hospital sends embeddings, and only hospitals rehearse.
 
+`filver.offline` is the paper's benchmark: w is trained on the embeddings of all tasks and hospitals
+in one place. In round 1 the encoder is trained on the first task, as usual. From round 2 on one
+hospital trains w.
+
 Deviations:
  1. The paper trains the encoder on all images of the first task in one place. Here the first
     hospital trains it, on its own images (`first-hospital`) or on a public archive. `pooled` is the
@@ -58,6 +62,7 @@ class FilVerSettings:
     pretrain: Annotated[str, pattern("first-hospital|pooled|none|public:/.*", _PRETRAIN)]
     pretrain_epochs: OneOrMore
     server_steps: Count
+    offline: bool
 
 
 class FilVer(FedAvg):
@@ -79,6 +84,14 @@ class FilVer(FedAvg):
         require(settings.model == network, "model", settings.model, allowed)
         allowed = "same, and task-spread 0: 'fil-ver' gives all hospitals the same task"
         require(not settings.own_streams, "task-order", settings.task_order, allowed)
+        self.images = "everyone" if self.own.offline else "own"
+        sends = self.own.server_steps > 0 and not self.own.offline
+        self.sent = self.own.variant if sends else ""  # the kind of embeddings that leave
+
+    def task_at(self, server_round: int, hospital: str = "") -> int:
+        """The present task; offline from round 2 on the last: the images of all tasks are there."""
+        joint = self.own.offline and server_round > 1
+        return super().task_at(self.settings.num_server_rounds if joint else server_round, hospital)
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Start as FedAvg does; without pretraining the first model's encoder is kept."""
@@ -93,6 +106,8 @@ class FilVer(FedAvg):
             return [self._pretraining(present[state.hop])] if state.hop < len(present) else []
         if len(state.models) > 1:  # each hospital has a copy
             return []
+        if self.own.offline:
+            present = present[:1] if state.round > 1 else []
         return [
             self.visit(hospital, GLOBAL, test=True, embeddings=self._kind_to_send(state, hospital))
             for hospital in present
@@ -100,8 +115,7 @@ class FilVer(FedAvg):
 
     def kinds(self) -> list[Visit]:
         """A visit that trains the classifier, and one that trains the encoder."""
-        sent = self.own.variant if self.own.server_steps else ""
-        trains = self.visit("", GLOBAL, test=True, embeddings=sent)
+        trains = self.visit("", GLOBAL, test=True, embeddings=self.sent)
         return [trains] if self.own.pretrain == "none" else [trains, self._pretraining("")]
 
     def _pretraining(self, hospital: str) -> Visit:
@@ -116,8 +130,7 @@ class FilVer(FedAvg):
 
     def _kind_to_send(self, state: State, hospital: str) -> str:
         """The kind of embeddings that a hospital must send now; empty if none are wanted."""
-        has = self._key(state, hospital) in state.embeddings
-        return "" if has or not self.own.server_steps else self.own.variant
+        return "" if self._key(state, hospital) in state.embeddings else self.sent
 
     def _key(self, state: State, hospital: str) -> str:
         return f"{self.task_at(state.round)} {hospital}"

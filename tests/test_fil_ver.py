@@ -158,6 +158,22 @@ def test_the_other_variants(tmp_path, variant):
 
 
 @pytest.mark.slow
+def test_offline_one_hospital_trains_on_the_embeddings_of_all_tasks_and_hospitals(tmp_path):
+    """Digits: 1437 training images; in two tasks twice as many."""
+    changes = {"num_server_rounds": 3, "filver__offline": True, "filver__pretrain": "pooled"}
+    state, ledger, grid = fil_ver(tmp_path, **changes)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    asked = [(order["learner"], order["hospital"], order["task"]) for order in orders(grid)]
+    joint = ("fil-ver", "hospital-0", 2)
+    assert asked == [("fil-ver-encoder", "hospital-0", 1), joint, joint]
+    seen = [event.metrics["num-examples"] for event in ledger.of("train")]
+    count = round(0.8 * 1797)
+    assert seen == pytest.approx([count, 2 * count, 2 * count], abs=3)
+    assert state.embeddings == {}
+    assert {order["task"] for order in orders(grid, "evaluate") if order["round"] > 1} == {2}
+
+
+@pytest.mark.slow
 def test_who_comes_and_goes_by_plan(tmp_path):
     """Who has left is not asked, and what it sent stays; who joins later gets the encoder then."""
     plan = tmp_path / "plan.csv"
