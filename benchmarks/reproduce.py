@@ -580,6 +580,8 @@ def completed_result(row: Row, repeat: Repeat, output: Path) -> Path | None:
 def render(table: Table, output: Path, command: str) -> str:
     """The completed runs as Markdown, beside the paper's figures, with the command to repeat them.
 
+    A last column counts the buffers that were released, of those that hospitals made, if any were.
+
     Args:
         table: The table.
         output: The table's folder.
@@ -593,10 +595,7 @@ def render(table: Table, output: Path, command: str) -> str:
         commits |= {(result / "commit").read_text("utf-8") for result in results}
         summaries = [read_summary(result) for result in results]
         missing = f" ({len(results)} of {len(found)} runs)" if None in found else ""
-        outcomes = [failure["outcome"] for each in summaries for failure in each["failures"]]
-        stayed = outcomes.count("release")
-        without = f" (buffers that stayed: {stayed})" if stayed else ""
-        line = [row.name + missing + without]
+        line = [row.name + missing]
         for name, column in table.columns.items():
             figures = [value for summary in summaries for value in column.values(summary)]
             measured = [figure for figure in figures if figure is not None]
@@ -605,10 +604,17 @@ def render(table: Table, output: Path, command: str) -> str:
             line.append(cell(mean_and_std(measured), column.scale) + count)
             if name in with_paper:
                 line.append(cell(row.paper.get(name, []), column.scale))
-        lines.append(line)
+        outcomes = [failure["outcome"] for each in summaries for failure in each["failures"]]
+        left = sum(len(summary["synthetic"]) for summary in summaries)
+        made = left + outcomes.count("release")
+        lines.append([*line, f"{left} of {made}" if made else "–"])
     titles = [""]
     for name, column in table.columns.items():
         titles += [column.heading, table.beside] if name in with_paper else [column.heading]
+    if any(line[-1] != "–" for line in lines):
+        titles.append("buffers released")
+    else:
+        lines = [line[:-1] for line in lines]
     markdown = "\n".join([table_head(titles), *map(table_row, lines)])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
     folds = f", {table.folds} folds each" if table.folds else ""

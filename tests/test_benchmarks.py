@@ -86,6 +86,7 @@ class Runs:
             "disagreement": 0.2,
             "accuracy_matrix": [[0.6, 0.8], [0.8, 1.0 - 2 * shift]],
             "bytes_per_hop": None,
+            "synthetic": {},
             **self.changes,
         }
         (result / "summary.json").write_text(json.dumps(summary))
@@ -438,9 +439,12 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
 
 def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_path):
     stayed = [{"outcome": "release", "reason": "Image 3 is too near."}]
-    runs = Runs(status="completed with failures", failures=stayed)
+    left = {"hospital-1": {"gan-private": 1.0}}
+    runs = Runs(status="completed with failures", failures=stayed, synthetic=left)
     assert run_missing(table, tmp_path, runs)
-    assert "| FedER (buffers that stayed: 2) | 75.0" in render(table, tmp_path, "")
+    shown = render(table, tmp_path, "")
+    assert "| buffers released |" in shown
+    assert "| 2 of 4 |" in shown
     left_out = Runs(**runs.changes, data={"hospital-0": {}})
     assert not run_missing(table, tmp_path / "left-out", left_out)
 
