@@ -4,8 +4,9 @@ Shapes: `N` images.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from gan.adversaries import Adversaries
 from gan.presets import Preset
 from gan.schedule import Check, Standing
-from gan.synthesis import balanced_labels, render, save_grid
+from gan.synthesis import balanced_labels, in_parts, render, save_grid
 
 SHOWN, SHOWN_PIXELS = 160, 2**20  # most images, and pixels, in a picture of the progress
 COLUMNS = 16  # images in its row
@@ -26,7 +27,8 @@ class Checks:
 
     labels: Tensor  # labels of the real images, int64 [N], on the CPU
     preset: Preset  # sizes and schedules
-    frechet: Callable[[Tensor], float]  # distance of uint8 images [n, C, R, R] from the real ones
+    # Distance of uint8 images, in parts [n, C, R, R], from the real ones
+    frechet: Callable[[Iterable[Tensor]], float]
     seed: int  # seed of latents and noise
 
     def measure(self, networks: Adversaries, standing: Standing) -> Check:
@@ -46,7 +48,7 @@ class Checks:
             count = self.preset.fid_images
             spread = torch.arange(count) * len(self.labels) // count
             judged = self.labels.sort().values[spread]
-            score = self.frechet(render(networks.average, judged, self.seed))
+            score = self.frechet(in_parts(partial(render, networks.average), judged, self.seed))
         if not math.isfinite(score):
             raise FloatingPointError(
                 f"The GAN failed in phase {standing.phase} before iteration {standing.iteration}: "

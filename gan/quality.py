@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,9 +132,10 @@ class Frechet:
         self._metric.to(real.device)
         self._update(real, real=True)
 
-    def __call__(self, synthetic: Tensor) -> float:
-        """The distance of synthetic images, uint8 [N, C, H, W], N > 1."""
-        self._update(synthetic, real=False)
+    def __call__(self, synthetic: Iterable[Tensor]) -> float:
+        """The distance of synthetic images, in parts uint8 [n, C, H, W]; more than one image."""
+        for part in synthetic:
+            self._update(part, real=False)
         distance = self._metric.compute().item()
         self._metric.reset()
         return float(distance)

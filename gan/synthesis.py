@@ -3,6 +3,7 @@
 Shapes: `n` images, `C` channels, `R` pixels a side, `D` size of a latent.
 """
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,11 +13,24 @@ from torchvision.utils import save_image
 from gan.networks import Generator
 from gan.pixel_range import to_bytes
 
+PART = 512  # images of a part
+
 
 def balanced_labels(count: int, present: Tensor) -> Tensor:
     """The classes that occur in `present` int64 [.], in turn: int64 [count]."""
     classes: Tensor = torch.unique(present)
     return classes.repeat(count // len(classes) + 1)[:count]
+
+
+def in_parts(
+    render_some: Callable[[Tensor, int], Tensor], labels: Tensor, seed: int
+) -> Iterator[Tensor]:
+    """Images of classes int64 [n] in parts, so that memory holds a part of them; each has a seed.
+
+    `render_some` renders images of classes with a seed.
+    """
+    for number, part in enumerate(labels.split(PART)):
+        yield render_some(part, seed + number)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ gan/checkpoint.py.
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def train_gan(
     examples: Examples,
     preset: Preset,
     privacy: Privacy,
-    frechet: Callable[[Tensor], float],
+    frechet: Callable[[Iterable[Tensor]], float],
     folder: Path,
     *,
     seed: int,
@@ -53,7 +53,7 @@ def train_gan(
         examples: Training data, on the device of the computation.
         preset: Sizes and schedules.
         privacy: The privacy term of phase 2.
-        frechet: Distance of uint8 images [n, C, R, R] from the real ones.
+        frechet: Distance of uint8 images, in parts [n, C, R, R], from the real ones.
         folder: For checkpoints, `progress.jsonl` and a picture at every check.
         seed: Seed of all randomness; torch's global generators do not change.
         deadline: Time limit, on the clock of `time.monotonic`.

@@ -19,7 +19,7 @@ from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
 from gan.schedule import ENOUGH, Standing
-from gan.synthesis import render
+from gan.synthesis import in_parts, render
 from gan.training import Trained, train_gan
 from learning.samples import Samples
 from strategies.protocol.console import Pace
@@ -59,14 +59,17 @@ class GANSampler:
         self.generator = trained.private or trained.plain
         codes = code_set(job, square, self.generator)
         self.deck = Deck(codes, job.seed) if codes else None
-        judged = self._square(sample(learnt, preset.fid_images).labels, job.seed)
+        shown = sample(learnt, preset.fid_images).labels
+        if preset.pretrained:  # the FID depends on the number of images
+            shown = shown.repeat(preset.fid_images // len(shown) + 1)[: preset.fid_images]
+        distance = distance_to_real(in_parts(self._square, shown, job.seed))
         self.deck = Deck(codes, job.seed) if codes else None  # again with all codes
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {
             "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
             "ada-p": trained.progress[-1].ada_p,
             "gan-private": float(trained.private is not None),
-            distance_to_real.name: distance_to_real(judged),
+            distance_to_real.name: distance,
             **_projections(job, square, trained),
         }
 
