@@ -1,6 +1,7 @@
 """Commands for simulated runs and their results."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -174,6 +175,8 @@ def reproduce(
     Each row has a run for each seed (docs/comparing.md). A completed run is not done again, so an
     interrupted table goes on where it stopped.
     """
+    # opacus installs a package of the same name, which would be found first.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks.reproduce import reproduce
 
     folders = [Path(each).expanduser().resolve() for each in data.split(",") if each]

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,14 @@ def nested(flat):
         (tables.setdefault(section, {}) if section else tables)[name] = value
     assert flatten_dict(tables) == flat
     return tables
+
+
+@pytest.mark.slow
+def test_the_installed_command_finds_these_benchmarks():
+    """The packages of the environment stand before the checkout; opacus has such a package."""
+    script = Path(sys.executable).with_name("fedhandoff")
+    done = subprocess.run([script, "reproduce", "nothing"], capture_output=True, text=True)
+    assert "'nothing' is neither a table in benchmarks/ nor a file" in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("name", TABLES)
