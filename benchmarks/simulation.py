@@ -135,9 +135,13 @@ def _status_of(run: str, environment: Mapping[str, str]) -> str:
         env={**environment, "TTY_COMPATIBLE": "0"},
         capture_output=True,
         encoding="utf-8",
-        check=True,
+        check=False,
     )
-    (found,) = json.loads(answer.stdout)["runs"]
+    try:
+        (found,) = json.loads(answer.stdout)["runs"]
+    except (ValueError, LookupError):
+        output = (answer.stdout + answer.stderr).strip()
+        return f"nothing of run {run}; has its SuperLink been ended? `flwr ls` says: {output}"
     return f"{found['status']}: {found['status-details']}"
 
 
