@@ -22,7 +22,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.engine.flower import InMemoryGrid, Run
+from strategies.engine.flower import Run, is_simulation
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
 from strategies.protocol.names import join_names
 from strategies.protocol.parcel import count_bytes
@@ -168,7 +168,7 @@ class Courier:
     @property
     def simulates(self) -> bool:
         """Whether hospitals are simulated; then all are there from the start, and none joins."""
-        return isinstance(self.grid, InMemoryGrid | LocalGrid)
+        return isinstance(self.grid, LocalGrid) or is_simulation(self.grid)
 
     def node_names(self) -> dict[int, str]:
         """The connected nodes, each with its registered name."""

@@ -3,8 +3,15 @@
 Hospitals import none. deploy/control.py runs inside Flower's SuperLink, and imports its own.
 """
 
+from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import InMemoryGrid
 
-__all__ = ["InMemoryGrid", "Run", "TaskIdentity"]
+__all__ = ["Run", "TaskIdentity", "is_simulation"]
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Whether a grid is that of Flower's simulations."""
+    from flwr.superlink.grid import InMemoryGrid  # with SQLAlchemy: takes half a second
+
+    return isinstance(grid, InMemoryGrid)
