@@ -68,10 +68,10 @@ def policy(
     return not policy(file, run_config)
 
 
-@command(app, "members --hospital graz add linz KEY")
+@command(app, 'members --hospital graz add linz = "KEY"')
 def members(
     change: Annotated[
-        list[str] | None, typer.Argument(metavar="[list | add NAME KEY | remove NAME]")
+        list[str] | None, typer.Argument(metavar="[list | add NAME = KEY | remove NAME]")
     ] = None,
     hospital: Hospital = HERE,
     site: Site = SITE,

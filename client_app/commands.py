@@ -40,7 +40,7 @@ def members(path: Path, change: Sequence[str]) -> None:
     match change:
         case [] | ["list"]:
             pass
-        case ["add", name, key]:
+        case ["add", name, key] | ["add", name, "=", key]:  # the line that `join` prints
             add_member(path, name, key)
         case ["remove", name]:
             remove_member(path, name)

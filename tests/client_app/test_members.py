@@ -114,7 +114,7 @@ def test_the_commands_change_lines_and_keep_comments(tmp_path, monkeypatch, caps
 
 def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
     where = ["--site", "graz", "--store-dir", tmp_path]
-    assert command(monkeypatch, "members", *where, "add", "linz", keys["linz"]) == 0
+    assert command(monkeypatch, "members", *where, "add", "linz", "=", keys["linz"]) == 0
     assert trusted(tmp_path / "graz" / "members") == {"linz": keys["linz"]}
 
 
