@@ -29,8 +29,9 @@ from warm.workers import Workers
 # Ray warns of a changed default that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 
-# Strategies without a baseline: they have no hand-off.
-NO_BASELINE = ("standalone", "centralized")
+# Strategies without a baseline: they have no hand-off. With sums each hospital tests the classifier
+# of its own sums, and a head that trains for one round is no fair comparison.
+NO_BASELINE = ("standalone", "centralized", "sums")
 # Settings that a baseline run switches off.
 WITHOUT = {
     **dict.fromkeys(("baseline", "tracking", "resume", "enrolment", "async.replay"), ""),

@@ -147,7 +147,7 @@ def test_a_simulation_is_compared_with_the_same_run_without_hand_off(workers, tm
     settings = {"num_server_rounds": 2, "model": "mlp", "train__epochs": 1, "mlp__hidden": "16"}
 
     def run(name, **more):
-        config = run_config(output_dir=str(tmp_path / name), **settings, **more)
+        config = run_config(output_dir=str(tmp_path / name), **{**settings, **more})
         server_app(WorkersGrid(workers, 3, config), context(0, 3, config))
         (result,) = (tmp_path / name).iterdir()
         return result
@@ -161,3 +161,8 @@ def test_a_simulation_is_compared_with_the_same_run_without_hand_off(workers, tm
     assert metrics_of(baseline) == metrics_of(run("alone", strategy="standalone"))
     assert "standalone, where each hospital trains" in (result / "report.html").read_text("utf-8")
     assert [run.path for run in find([tmp_path / "with"])[0]] == [result]
+
+    sums = {"strategy": "sums", "num_server_rounds": 1, "train__freeze": "body"}
+    result = run("sums", **sums, baseline="standalone", sums__ridge=0.1)
+    assert [*result.glob("*-standalone")] == []  # hospitals test the classifier of their own sums
+    assert "than the hospitals' own models" in " ".join(capsys.readouterr().out.split())
