@@ -89,7 +89,7 @@ def prepare(message: Message, context: Context) -> Message:
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
             metrics |= told.buffer_figures(made.figures)
-            kind = "features" if hospital.data.whole else "images"
+            kind = "vectors" if hospital.data.whole else "images"
             release = f"{len(made.samples)} synthetic {kind} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"

@@ -30,10 +30,8 @@ from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
-from learning.packing import pack_buffer
 from learning.samples import Samples
 from strategies.protocol.files import FileError, read_json, read_text
-from strategies.protocol.parcel import hash_arrays
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import ShapeError, from_json
@@ -287,21 +285,20 @@ class PastRun:
     def buffer(self) -> OwnBuffer | None:
         """The synthetic images that left; None if they are not found.
 
-        A set in the hospital's folder is identified by the hash of the set that left.
+        A set in the hospital's folder is identified by its fingerprint in the dossier. The hash of
+        the dossier left on the card. (The hash of the buffer that left may be of sealed bytes.)
         """
-        sent = {
-            record["sha256"]
-            for line in self.lines
-            for record in line.entry.get("left", ())
-            if record["name"] == "buffer"
-        }
-        store = Store(self.folder)
-        for path in sorted(self.folder.glob("gan/*/*.npz")) if sent else ():
+        file = self.folder / "dossiers" / self.run / "dossier.json"
+        content = file.read_bytes() if file.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != self.card.get("dossier"):
+            return None
+        left, store = json.loads(content)["fingerprints"]["buffer"], Store(self.folder)
+        for path in sorted(self.folder.glob("gan/*/*.npz")):
             try:
                 kept = store.load(str(path.relative_to(self.folder).with_suffix("")))
-                images, labels = (torch.from_numpy(kept[name]) for name in ("images", "labels"))
-                samples = Samples(images, labels)
-                if hash_arrays(pack_buffer(samples, str(self.card["dossier"]))) in sent:
+                images, labels = kept["images"], kept["labels"]
+                if hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == left:
+                    samples = Samples(torch.from_numpy(images), torch.from_numpy(labels))
                     figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
                     return OwnBuffer(samples, dict(figures), json.loads(str(kept["attacked"])))
             except (OSError, ValueError, KeyError):

@@ -30,12 +30,10 @@ from client_app.store import Store
 from deploy.own_file import write_own
 from learning.evaluation import probabilities
 from learning.export import load_model
-from learning.packing import pack_buffer
 from learning.samples import Samples
 from pages.figures import assessment
 from pages.verdicts.home import AS_LONG, judge_home
 from pages.verdicts.model import is_useful
-from strategies.protocol.parcel import hash_arrays
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
@@ -415,8 +413,11 @@ def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     told = {name: float(f"{figure:.2g}") for name, figure in FIGURES.items()}
     sets = np.zeros((2, 16, 1, 8, 8), np.uint8)
     sets[1] = 200  # of another set, with the same figures
-    labels, dossier = np.zeros(16, np.int64), "0" * 64
-    sent = pack_buffer(Samples(torch.from_numpy(sets[0]), torch.from_numpy(labels)), dossier)
+    labels, folder = np.zeros(16, np.int64), tmp_path / "graz" / "dossiers" / "the-run"
+    folder.mkdir(parents=True)
+    left = hashlib.sha256(sets[0].tobytes() + labels.tobytes()).hexdigest()
+    (folder / "dossier.json").write_text(json.dumps({"fingerprints": {"buffer": left}}))
+    dossier = hashlib.sha256((folder / "dossier.json").read_bytes()).hexdigest()
     store = Store(tmp_path / "graz")
     figures = {"names": np.array([*FIGURES]), "values": np.array([*FIGURES.values()])}
     for name, images in (("a", sets[1]), ("b", sets[int(not known)])):
@@ -425,7 +426,7 @@ def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     records = [
         {"name": "metrics", "values": {**told, "seconds-train": 3.0}},
         {"name": "card", "values": {"release": "16 synthetic images passed.", "dossier": dossier}},
-        {"name": "buffer", "bytes": 1, "sha256": hash_arrays(sent)},
+        {"name": "buffer", "bytes": 1, "sha256": "1" * 64},  # sealed
         {"name": "manifest", "values": {"classes": ["a"]}},
     ]
     entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.prepare", "run": "the-run"}

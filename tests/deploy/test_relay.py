@@ -455,6 +455,7 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
             main([*map(str, given)])
         assert ended.value.code == 0
         pages = [*(store / name / "dossiers").rglob("dossier.html"), tmp_path / f"{name}.html"]
+        assert "The figures of the check are exact" in pages[-1].read_text()
         for page in (*pages, result / "report.html"):
             text = page.read_text()
             assert "synthetic vectors" in text
