@@ -12,12 +12,15 @@ Numbered deviations; 1 to 4 make it a stand-in that needs only the hospital's ow
    convolution of VGG19.
 4. Gram matrices are means over a patch's pixels. The authors' are sums over 64 x 64 pixels with a
    weight of 1e-6, which equals a weight of 1e-6 · 4096² for means.
-5. A cluster has one class. The authors' clusters have several, and an average has their shares.
-6. If fewer than k images of a class are left over, they are not used. The authors average them too,
-   although they are fewer than k patients; a single one is rendered as its projection.
+5. A cluster of `Averages` has one class. Those of `Blind` ignore classes, as the authors' do, and
+   an average has the class of most of its images; the authors' label has the share of each class.
+6. If fewer than k images (of a class) are left over, they are not used. The authors average them
+   too, although they are fewer than k patients; a single one is rendered as its projection.
 
 Shapes: `n` images of a class, `k` of a cluster, `D` size of a code, `P` patches, `F` features.
 """
+
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -67,6 +70,35 @@ class Averages(CodeSet):
             loss.backward(inputs=[w])
             optimizer.step()
         return {"w": w.detach()[0]}
+
+
+class Blind(Averages):
+    """Averages of clusters that ignore classes. Each has the class of most of its k images.
+
+    A class that is nowhere the most frequent one has the average with most of its images.
+    """
+
+    def __init__(self, source: Source, k: int) -> None:
+        super().__init__(source, k)
+        self.name = f"k-salsa-blind-{k}"
+
+    @cached_property
+    def clusters(self) -> list[Tensor]:
+        """The indices int64 [k] of each cluster."""
+        w = self.projection.w
+        return same_size(torch.cdist(w, w), min(self.k, len(w)))
+
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """The codes of a class."""
+        labels, classes = self.source.labels, int(self.source.labels.max()) + 1
+        counts = torch.stack([labels[each].bincount(minlength=classes) for each in self.clusters])
+        own = (counts.argmax(dim=1) == label).nonzero().flatten()
+        own = own if len(own) else counts[:, label].argmax(dim=0, keepdim=True)
+        made = [
+            self.source.once(f"average-{self.k}-blind-{i}", self._average, self.clusters[i])["w"]
+            for i in own.tolist()
+        ]
+        return torch.stack(made)
 
 
 def same_size(far: Tensor, k: int) -> list[Tensor]:

@@ -31,7 +31,9 @@ class Reservoir:
         return {name: rows[drawn.to(rows.device)] for name, rows in self.fields.items()}
 
     def add(self, generator: torch.Generator, **rows: Tensor) -> None:
-        """Offer new rows [n, ...] of each field, in their order."""
+        """Offer new rows [n, ...] of each field, in their order; none is kept if `size` is 0."""
+        if not self.size:
+            return
         places: dict[int, int] = {}  # where rows go; a later one replaces an earlier one
         count = len(next(iter(rows.values())))
         chances = torch.rand(count, generator=generator, dtype=torch.float64).tolist()

@@ -14,6 +14,7 @@ from strategies.protocol.declared import (
     ShareBelowOne,
     TwoOrMore,
     between,
+    condition,
     declare,
     pattern,
 )
@@ -89,7 +90,7 @@ class ReservoirSettings:
     """A hospital's reservoir: the keys `reservoir.*`."""
 
     # 2 at least, because BatchNorm cannot train on one image.
-    size: Annotated[int, between(2, 100_000)]
+    size: Annotated[int, between(0, 100_000), condition(lambda n: n != 1, "0, or 2 or more")]
     batch_size: TwoOrMore
 
 
@@ -99,6 +100,7 @@ class DERppSettings:
 
     alpha: Amount
     beta: Amount
+    one_pass: bool
 
 
 @declare
@@ -121,6 +123,7 @@ class OnlineEWCSettings:
 class MAHSettings:
     """Most activated heads: the keys `mah.*`."""
 
+    outputs: Literal["most-activated", "in-order"]
     auxiliary: Annotated[str, pattern("(public:/.*)?", f"{_ARCHIVE}, or empty")]
 
 
@@ -133,6 +136,8 @@ class TwFSettings:
     propagation: Amount  # λ_FP
     mask_replay: Amount
     diversity: Amount  # λ of L_AUX
+    masked: bool
+    ewc: Amount  # λ of L_EwC
     teacher: Annotated[str, pattern("((public:)?/.*)?", f"an absolute file, {_ARCHIVE}, or empty")]
     teacher_epochs: OneOrMore
 

@@ -43,7 +43,7 @@ DEFAULTS = Path(__file__).with_name("policy.toml")
 # Learners that also send means of features or sums of gradients, without noise.
 WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
 # Learners that replay images from a reservoir.
-WITH_RESERVOIR = frozenset({"derpp", "er-ace", "mah", "ser", "twf"})
+WITH_RESERVOIR = frozenset({"der", "derpp", "er", "er-ace", "mah", "ser", "twf"})
 
 
 class PolicyError(ValueError):
@@ -352,8 +352,8 @@ class Policy:
         state, states = settings.train.optimizer_state, ["fresh"]
         states += ["travels"] if self.models.allow_optimizer else []
         yield Ruling("models.allow-optimizer", " or ".join(states), state, state in states)
-        if settings.learner in WITH_RESERVOIR:  # a step also trains on these images
-            kept = settings.section("reservoir", ReservoirSettings)
+        kept = settings.section("reservoir", ReservoirSettings)
+        if settings.learner in WITH_RESERVOIR and kept.size:  # a step also trains on these images
             yield images.ruling("min-batch", kept.batch_size)
             yield images.ruling("min-train-patients", kept.size)
         most = release if release.buffers else replace(release, max_images=0)

@@ -2,7 +2,8 @@
 
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC
-from learning.learners.derpp import DERpp
+from learning.learners.derpp import DER, DERpp
+from learning.learners.er import ER
 from learning.learners.er_ace import ERACE
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
@@ -22,7 +23,9 @@ from learning.learners.twf import TwF
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
     "cwc": CWC,
+    "der": DER,
     "derpp": DERpp,
+    "er": ER,
     "er-ace": ERACE,
     "fedbn": FedBN,
     "feder": FedER,

@@ -1,4 +1,4 @@
-"""DER++: replay of kept images, with their labels and with earlier logits of the network.
+"""DER++ and DER: replay of kept images, with earlier logits of the network, and with their labels.
 
 Buzzega et al., "Dark experience for general continual learning: a strong, simple baseline",
 NeurIPS 2020, arXiv:2004.07211, Eq. 6. With a batch (x, y) of the stream, and two independent draws
@@ -8,7 +8,10 @@ NeurIPS 2020, arXiv:2004.07211, Eq. 6. With a batch (x, y) of the stream, and tw
 
 The reservoir holds images, labels, and the network's logits z at the time of the image. It belongs
 to the hospital's stream and serves all models that come. Each of the three terms is a forward pass
-of its own, as in the authors' code: BatchNorm normalises each by itself.
+of its own, as in the authors' code: BatchNorm normalises each by itself. With `derpp.one-pass` one
+draw serves both terms, in one pass with the batch, as TwF has it (twf.py).
+
+DER (Eq. 5) is the same without the last term.
 
 Deviations, both as in the authors' code:
  1. The squared norm is the mean over the logits, not their sum.
@@ -18,6 +21,7 @@ Deviations, both as in the authors' code:
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -49,14 +53,16 @@ class DERpp(Learner):
         self.drawn = chosen.batch_size
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """The loss of a batch [N]."""
-        return self.replay_loss(batch, self.model(draws.view(batch.images)), draws)
-
-    def replay_loss(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
-        """The loss of Eq. 6 from a batch and its logits [N, K]; keeps images of the batch."""
-        loss = self.cross_entropy(logits, batch.labels)
-        if len(self.reservoir):
-            loss = loss + self.replay_term(draws)
+        """The loss of Eq. 6 of a batch [N]; keeps images of the batch."""
+        images, count = draws.view(batch.images), len(batch)
+        if self.own.one_pass and len(self.reservoir):
+            kept = self.reservoir.draw(self.drawn, draws.generator)
+            outputs = self.model(torch.cat([images, draws.view(kept["images"])]))
+            logits, replay = outputs[:count], self.weigh(outputs[count:], kept)
+        else:
+            logits = self.model(images)
+            replay = self.replay_term(draws) if len(self.reservoir) else torch.zeros(())
+        loss = self.cross_entropy(logits, batch.labels) + replay.to(logits.device)
         self.keep(batch, logits.detach(), draws)
         return loss
 
@@ -70,6 +76,11 @@ class DERpp(Learner):
         )
         return self.own.alpha * distance + self.own.beta * replay
 
+    def weigh(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """Both terms of one draw, from its outputs [m, K]."""
+        replay = functional.cross_entropy(outputs, kept["labels"])
+        return self.own.alpha * self.distance(outputs, kept) + self.own.beta * replay
+
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
         """‖M(x') − z'‖² of outputs [m, K] and the `logits` z' of kept rows."""
         return functional.mse_loss(outputs, kept["logits"])
@@ -82,3 +93,16 @@ class DERpp(Learner):
     def rehearsal(self) -> dict[str, Tensor]:
         """The reservoir."""
         return self.reservoir.state()
+
+
+class DER(DERpp):
+    """Cross-entropy on the stream, and distillation on kept images."""
+
+    def replay_term(self, draws: Draws) -> Tensor:
+        """α ‖M(x') − z'‖²."""
+        kept = self.reservoir.draw(self.drawn, draws.generator)
+        return self.weigh(self.model(draws.view(kept["images"])), kept)
+
+    def weigh(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """The term of a draw, from its outputs [m, K]."""
+        return self.own.alpha * self.distance(outputs, kept)

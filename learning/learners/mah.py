@@ -13,7 +13,8 @@ largest mean logit over the images of c. That auxiliary class leaves:
     l_c = 1 / N_c  Σ_{y = c} f(x),      c -> argmax l_c                                  (Eq. 2.5)
 
 If two classes choose one output, the class with the larger mean logit gets it, and the other class
-gets its next best.
+gets its next best. With `mah.outputs` = "in-order" each class has its own output: the ablation
+"+ AUX" of Table 2.3.
 
 Everywhere else output c of a network is class c. So rows of the last layer are swapped: the chosen
 row goes to place c, and row c, with its auxiliary class, to the place of the chosen row. No other
@@ -125,11 +126,13 @@ class MAH(DERpp):
 
     @torch.no_grad()
     def _assign(self, classes: Tensor) -> None:
-        """Eq. 2.5: give each new class an output that has an auxiliary class."""
+        """Eq. 2.5: give each new class an output that has an auxiliary class; or its own output."""
         if not len(classes):
             return
-        logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
-        taken = choose_outputs(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
+        taken = classes
+        if self.settings.section("mah", MAHSettings).outputs == "most-activated":
+            logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
+            taken = choose_outputs(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
         leaving = self.auxiliary[taken]
         for c, name in zip(classes.tolist(), leaving.tolist(), strict=True):
             place = int((self.auxiliary == name).nonzero())  # an earlier swap may have moved it

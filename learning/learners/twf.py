@@ -9,6 +9,11 @@ the stream and a draw from a reservoir, a step minimises over the student and ga
         + λ_m 1/L Σ_l BCE(M(ĥ_l; t'), m_l')                   x' of earlier tasks         (Eq. 2.14)
         + λ_d 1/L Σ_l L_AUX }                                 x, and x' of this task      (Eq. 2.12)
 
+With `twf.ewc` above 0 a step also minimises λ_EwC Σ_i F_i (θ_i − θ_i^t)² over the weights θ of the
+student without its last layer (Eq. 2.17; in Fig. 2.5 with λ = 0). θ^t are the teacher's, and F is
+the diagonal of the Fisher information on the teacher's images (learning/learners/importance.py).
+Without a reservoir (`reservoir.size` = 0) the terms with x' are left out, as in Table 2.9.
+
 The points l are before non-linearities (learning/models/taps.py); gates, distance and diversity are
 in learning/models/gates.py. The reservoir holds images, labels, logits, tasks, and the masks m. A
 mask is M without noise, at half the size if a map has 16 or more values a side.
@@ -17,8 +22,8 @@ The gates travel with the model. Teacher and reservoir stay at the hospital.
 
 Deviations:
  1. λ weighs the three terms of gates, as in the authors' code; the equations have no λ there.
- 2. Their code masks ℓ(f(x), y) to the outputs of the task; here all outputs count, as in the
-    equation.
+ 2. All outputs count in ℓ(f(x), y), as in the equation. With `twf.masked` those of the task alone
+    count, as in the authors' code.
  3. Their code does not scale the vectors of L_AUX; here they have a norm of 1, as in the equation.
     L_AUX is the mean over images, as in the code.
  4. Masks are computed at the end of each visit, for all kept images of its task. Nothing reads them
@@ -40,6 +45,8 @@ from torch.nn import functional
 from learning.augmentation import Draws
 from learning.errors import ModelError
 from learning.evaluation import batch_size
+from learning.learners.importance import FisherInformation
+from learning.learners.oewc import part
 from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, points, tap
@@ -48,7 +55,8 @@ from learning.randomness import use_seed
 from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings, TwFSettings
-from strategies.protocol.settings import Settings, rng_for
+from learning.stream import restrict
+from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
 HALVED = 16  # maps with at least so many values a side are kept at half their size
 
@@ -75,7 +83,9 @@ class TwF(Learner):
     def begin_visit(self) -> None:
         """Load teacher, gates and reservoir, or create them."""
         kept = dict(self.received.rehearsal)
-        state = {name[8:]: kept.pop(name) for name in list(kept) if name.startswith("teacher.")}
+        self.fisher, state = part(kept, "fisher."), part(kept, "teacher.")
+        kept = {k: each for k, each in kept.items() if not k.startswith(("fisher.", "teacher."))}
+        self.present = self.samples.labels.unique()
         self.teacher = self._teacher(state)
         if not self.received.memory:
             _fit(self.model, self.teacher.state_dict())
@@ -96,6 +106,9 @@ class TwF(Learner):
         """Refuse a network without points, or without a known last layer."""
         points(model)
         last_layer(model)
+        own = cls.check(settings)
+        given = not own.ewc or own.teacher.startswith(PUBLIC)
+        require(given, "twf.ewc", own.ewc, f"0, if 'twf.teacher' is not a {PUBLIC}<file>")
 
     def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
         """The kept teacher; otherwise the setting's teacher, or the network as it is now."""
@@ -131,6 +144,10 @@ class TwF(Learner):
         head.weight, head.bias = other.weight, other.bias
         learner = Plain(teacher, Samples(public.images, labels), self.settings, Received())
         train(learner, self.settings.train, self.own.teacher_epochs, rng, deadline)
+        if self.own.ewc:
+            information = FisherInformation(teacher, 0.0).estimate([], learner.samples, rng)
+            named = zip(dict(teacher.named_parameters()), information, strict=True)
+            self.fisher = {k: each for k, each in named if k not in _head(teacher)}
         head.weight, head.bias = own
 
     @torch.no_grad()
@@ -157,14 +174,25 @@ class TwF(Learner):
             view, *masks = draws.view_alike(kept["images"], *(kept[name] for name in names))
             images, tasks = torch.cat([images, view]), torch.cat([tasks, kept["tasks"]])
         logits, features = tap(self.model, images)
-        loss = self.cross_entropy(logits[: len(batch)], batch.labels)
+        new = logits[: len(batch)]
+        allowed = restrict(self.present, new) if self.own.masked else new
+        loss = self.cross_entropy(allowed, batch.labels)
         if kept:
             outputs = logits[len(batch) :]
             loss = loss + self.own.alpha * functional.mse_loss(outputs, kept["logits"])
             loss = loss + self.own.beta * functional.cross_entropy(outputs, kept["labels"])
         loss = loss + self.own.propagation * self.gate_loss(images, features, tasks, masks, draws)
-        self.keep(batch, logits[: len(batch)].detach(), features, draws)
+        self.keep(batch, new.detach(), features, draws)
         return loss
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Add 2 λ_EwC F (θ − θ^t), the gradient of Eq. 2.17."""
+        for name, fisher in self.fisher.items():
+            weight = self.model.get_parameter(name)
+            if weight.grad is not None:
+                drift = weight - self.teacher.get_parameter(name)
+                weight.grad.addcmul_(fisher, drift, value=2 * self.own.ewc)
 
     def gate_loss(
         self,
@@ -213,17 +241,18 @@ class TwF(Learner):
 
     @torch.no_grad()
     def rehearsal(self) -> dict[str, Tensor]:
-        """The teacher, and the reservoir with new masks for the present task's images."""
+        """The teacher with F, and the reservoir with new masks for the present task's images."""
         self.gates.eval()
         fields = self.reservoir.fields
-        present = (fields["tasks"] == self.task).nonzero()[:, 0]
+        present = (fields.get("tasks", self.present[:0]) == self.task).nonzero()[:, 0]
         for rows in present.split(batch_size(fields["images"][0].numel())):
             taught = self._teacher_features(fields["images"][rows])
             for point, each in enumerate(taught):
                 logits = self.gates[point](each, fields["tasks"][rows])
                 fields[f"mask-{point}"][rows] = halve((logits > 0).float()).bool()
         teacher = {f"teacher.{name}": each for name, each in self.teacher.state_dict().items()}
-        return {**teacher, **self.reservoir.state()}
+        fisher = {f"fisher.{name}": each for name, each in self.fisher.items()}
+        return {**teacher, **fisher, **self.reservoir.state()}
 
 
 def halve(maps: Tensor) -> Tensor:
@@ -238,9 +267,14 @@ def _fit(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     Returns:
         The names of entries that are missing or have another shape; these do not change.
     """
-    head = {id(each) for each in last_layer(network).parameters()}
-    kept = {name for name, each in network.named_parameters() if id(each) in head}
-    own = {name: each for name, each in network.state_dict().items() if name not in kept}
+    head = _head(network)
+    own = {name: each for name, each in network.state_dict().items() if name not in head}
     condition = {k: weights[k] for k in own if k in weights and weights[k].shape == own[k].shape}
     network.load_state_dict(condition, strict=False)
     return [name for name in own if name not in condition]
+
+
+def _head(network: nn.Module) -> set[str]:
+    """The names of the parameters of a network's last layer."""
+    head = {id(each) for each in last_layer(network).parameters()}
+    return {name for name, each in network.named_parameters() if id(each) in head}

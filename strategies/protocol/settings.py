@@ -107,6 +107,9 @@ def _are_seconds(text: str) -> bool:
         return False
 
 
+_KSalsa = Literal["k-salsa", "k-salsa-blind", "k-salsa-plan", "k-salsa-blind-plan"]
+_Replaying = Literal["der", "derpp", "er", "er-ace", "rehearsal"]  # values of `learner`
+_Other = Literal["lwf", "mah", "oewc", "pass", "ser", "twf"]
 _CROSS = "true or false, or 'sample:' and a number of 2 or more"
 _SECONDS = "numbers above 0, separated by commas, such as '1,1,20', or empty"
 _WEIGHTS = "imagenet, package:efficientnet-lite0, an absolute path, or empty"
@@ -201,7 +204,7 @@ class GANSettings:
     epsilon: AboveZero
     delta: Probability
     preset: str
-    sampler: Literal["random", "linear", "plan", "lci", "lci-plan", "k-salsa", "k-salsa-plan"]
+    sampler: Literal["random", "linear", "plan", "lci", "lci-plan", _KSalsa]
     clusters: Annotated[str, _numbers(2)]
     k: TwoOrMore
     kl: Literal["uniform", "printed"]
@@ -302,7 +305,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "derpp", "er-ace", "lwf", "mah", "oewc", "pass", "rehearsal", "ser", "twf"]
+    learner: Literal["", _Replaying, _Other]
     enrolment: str
     resume: _OptionalPlace
     min_hospitals: OneOrMore

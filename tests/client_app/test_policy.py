@@ -6,7 +6,7 @@ from cli import main
 from client_app.authority.identity import Identity
 from client_app.authority.members import add_member
 from client_app.authority.node_config import OwnError
-from client_app.authority.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
+from client_app.authority.policy import DEFAULTS, WITH_RESERVOIR, WITH_SUMS, Policy, PolicyError
 from deploy.own_file import write_own
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
@@ -182,6 +182,11 @@ def test_all_mistakes_of_a_policy_are_named_at_once(tmp_path):
 def test_the_rules_know_which_learners_send_more_than_a_model():
     sending = {name for name, each in LEARNERS.items() if each.memory is not Learner.memory}
     assert sending == WITH_SUMS
+
+
+def test_the_rules_know_which_learners_keep_a_reservoir():
+    keeping = {name for name, each in LEARNERS.items() if "reservoir" in dict(each.tables)}
+    assert keeping == WITH_RESERVOIR
 
 
 @pytest.mark.parametrize("size", ["many", b"512", 5e2])

@@ -12,7 +12,7 @@ from torch import nn
 
 from learning.evaluation import probabilities, score
 from learning.learners import LEARNERS
-from learning.learners.derpp import DERpp
+from learning.learners.derpp import DER, DERpp
 from learning.learners.plain import Received
 from learning.models import Architecture
 from learning.samples import Samples
@@ -59,6 +59,19 @@ def test_one_step_by_hand():
     assert after["seen"].item() == 2
 
 
+@pytest.mark.parametrize(("name", "loss"), [("derpp", 1.25), ("der", 1.0)])
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_der_is_without_the_labels_and_both_may_be_one_pass(name, loss, one_pass):
+    """The step above: (1 + β) ln 2 + α, and ln 2 + α without β. Nothing here mixes images."""
+    before = kept(white(1).images, torch.tensor([1]), torch.tensor([[1.0, -1.0]]))
+    received = Received(rehearsal=before)
+    chosen = {**WEIGHTS, "derpp__one_pass": one_pass}
+    learner = learner_of(LEARNERS[name], OnePixel(), white(1), received, **chosen)
+    found = learner.observe(white(1), draws()).item()
+    assert found == pytest.approx(loss * math.log(2) + 0.5)
+    assert learner.rehearsal()["labels"].tolist() == [1, 0]
+
+
 class Recording(nn.Module):
     """Notes the first pixel of all images of each forward pass."""
 
@@ -85,6 +98,32 @@ def test_batch_and_draws_are_three_passes_and_the_draws_are_independent():
     assert first != second
     learner_of(DERpp, model, batch, received, reservoir__batch_size=7).observe(batch, draws())
     assert [len(given) for given in model.given[3:]] == [20, 7, 7]
+    chosen = {"reservoir__batch_size": 7, "derpp__one_pass": True}
+    learner_of(DERpp, model, batch, received, **chosen).observe(batch, draws())
+    learner_of(DER, model, batch, received, reservoir__batch_size=7).observe(batch, draws())
+    assert [len(given) for given in model.given[6:]] == [27, 20, 7]
+    assert model.given[6][:20] == new
+
+
+@pytest.mark.parametrize("name", ["derpp", "der", "er", "er-ace"])
+def test_without_a_reservoir_they_are_plain_bit_for_bit(name):
+    chosen = {"train__augment": "flip", "train__batch_size": 8}
+    plain, _ = visit("plain", **chosen)
+    other, _ = visit(name, **chosen, reservoir__size=0)
+    assert_same(plain, other)
+
+
+def test_er_by_hand():
+    """Weights 0, pixels 1: ln 2 each. The mean gradient of labels 0, 0 and 1: (−1/6, 1/6)."""
+    model = OnePixel()
+    received = Received(rehearsal=kept(white(1).images, torch.tensor([1]), torch.zeros(1, 2)))
+    fields = {k: each for k, each in received.rehearsal.items() if k != "logits"}
+    learner = learner_of(LEARNERS["er"], model, white(2), Received(rehearsal=fields))
+    loss = learner.observe(white(2), draws())
+    (gradient,) = torch.autograd.grad(loss, model.weight)
+    assert loss.item() == pytest.approx(math.log(2))
+    assert gradient.flatten().tolist() == pytest.approx([-1 / 6, 1 / 6])
+    assert learner.rehearsal()["labels"].tolist() == [1, 0, 0]
 
 
 def test_without_weights_a_first_step_is_plain_and_images_are_kept_as_they_are():

@@ -37,9 +37,10 @@ def linear(*weights):
     return model
 
 
-def mah(model, samples, public=(10, 11, 12), **received):
+def mah(model, samples, public=(10, 11, 12), outputs="most-activated", **received):
     archive = pixels(*public) if public else None
-    return learner_of(MAH, model, samples, Received(public=archive, **received))
+    found = Received(public=archive, **received)
+    return learner_of(MAH, model, samples, found, mah__outputs=outputs)
 
 
 def held(auxiliary, before=None):
@@ -93,6 +94,16 @@ def test_a_new_class_takes_over_the_row_that_answers_most():
     memory = {name: each.tolist() for name, each in learner.memory(RNG).items()}
     assert memory == {"auxiliary": [-1, -1, 11, 10], "before": [-1, 12, -1, -1]}
     assert learner.samples.labels.tolist() == [1, 1, 3, 2]  # 10 and 11 of the archive
+
+
+def test_in_order_a_new_class_has_the_next_row():
+    """The same class 1: no row moves, and the auxiliary class 10 of its output leaves."""
+    model = linear(5.0, 0.1, 0.5, 0.9)
+    learner = mah(model, pixels(1, 1), outputs="in-order", memory=held([-1, 10, 11, 12]))
+    assert last_layer(model).weight.flatten().tolist() == pytest.approx([5.0, 0.1, 0.5, 0.9])
+    memory = {name: each.tolist() for name, each in learner.memory(RNG).items()}
+    assert memory == {"auxiliary": [-1, -1, 11, 12], "before": [-1, 10, -1, -1]}
+    assert learner.samples.labels.tolist() == [1, 1, 2, 3]  # 11 and 12 of the archive
 
 
 def test_two_new_classes_find_rows_that_have_moved():

@@ -212,6 +212,39 @@ def test_one_step_by_hand():
     assert not any(each.requires_grad for each in learner.teacher.parameters())
 
 
+def test_a_masked_loss_of_new_images_has_the_outputs_of_the_task_alone():
+    """Labels 0 and 1 of three classes, and no term of gates."""
+    model, samples = network("cnn"), data(6)
+    samples.labels.remainder_(2)
+    learner = learner_of(TwF, model, samples, twf__propagation=0.0, twf__masked=True)
+    logits, _ = tap(model, samples.images)
+    expected = functional.cross_entropy(logits[:, :2], samples.labels)
+    torch.testing.assert_close(learner.observe(samples, draws()), expected)
+
+
+def test_the_pull_towards_the_teacher_is_equation_2_17():
+    """Gradient 2 λ F (θ − θ^t), with λ = 3, F = 0.5 and θ = θ^t + 0.1: 0.3, but for the head."""
+    model = network("cnn")
+    fisher = {name: torch.full_like(each, 0.5) for name, each in model.named_parameters()}
+    body = {f"fisher.{name}": each for name, each in fisher.items() if not name.startswith("14.")}
+    received = Received(rehearsal={**teacher_of(model), **body}, memory=gates_of(model))
+    learner = learner_of(TwF, model, received=received, **{**WEIGHTS, "twf__ewc": 3.0})
+    for each in model.parameters():
+        each.data.add_(0.1)
+        each.grad = torch.zeros_like(each)
+    learner.before_step()
+    for name, each in model.named_parameters():
+        wanted = torch.full_like(each, 0.0 if name.startswith("14.") else 0.3)
+        torch.testing.assert_close(each.grad, wanted)
+    assert body.keys() <= learner.rehearsal().keys()
+
+
+def test_without_a_reservoir_there_are_the_terms_of_new_images_alone():
+    learner = learner_of(TwF, network("cnn"), reservoir__size=0)
+    assert all(learner.observe(data(), draws()).isfinite() for _ in range(2))
+    assert {name.partition(".")[0] for name in learner.rehearsal()} == {"teacher", "seen"}
+
+
 def gates_of(model):
     return learner_of(TwF, model, **WEIGHTS).memory(RNG)
 
@@ -304,6 +337,7 @@ def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
         "train__learning_rate": 0.01,
         "twf__teacher": "public:/x.npz",
         "twf__teacher_epochs": 20,
+        "twf__ewc": 1.0,
     }
     learners = [
         learner_of(TwF, model, received=Received(public=public), **chosen, **WEIGHTS)
@@ -317,6 +351,9 @@ def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
     means = [taught[public.labels == label].mean(dim=0) for label in (3, 10)]
     assert (means[0] - means[1]).norm() > 0.5
     assert_same({k: first[k] for k in first.keys() - head}, learners[0].model.state_dict())
+    assert learners[0].fisher.keys() == dict(learners[0].model.named_parameters()).keys() - head
+    assert all((each >= 0).all() for each in learners[0].fisher.values())
+    assert_same(learners[0].fisher, learners[1].fisher)
 
 
 def test_networks_without_points_are_refused():
@@ -329,6 +366,8 @@ def test_settings_are_checked():
         with pytest.raises(ValueError, match=f"'twf.{key.replace('_', '-')}' is '?{value}"):
             TwF.check(settings(**{f"twf__{key}": value}))
     TwF.check(settings(twf__teacher="public:/x.npz"))
+    with pytest.raises(ValueError, match=r"'twf.ewc' is 1.0; it must be 0, if 'twf.teacher' is no"):
+        TwF.check_suited(network("cnn"), settings(twf__ewc=1.0))
 
 
 def test_maps_are_changed_like_their_images():
