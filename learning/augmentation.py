@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample, pad
+from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
@@ -45,25 +45,37 @@ def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
     return result
 
 
-def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror as `_flip`, shift by up to 4 pixels, and paint a black square at a random place.
+def _crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror as `_flip`, and shift by up to 4 pixels; pixels from outside are black.
 
-    The square has 16 x 16 pixels (DeVries and Taylor, arXiv:1708.04552). Pixels from outside of the
-    image are black, too.
+    This is a random crop after 4 pixels of padding, as published for CIFAR.
     """
-    count, _, height, width = images.shape
-    padded = pad(_flip(images, generator), [PADDING] * 4)
+    flat = _flip(images, generator)
+    flat = flat.flatten(1, -3) if flat.ndim > 3 else flat[:, None]
+    count, _, height, width = flat.shape
+    padded = pad(flat, [PADDING] * 4)
     top, left = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator)  # [N, 1]
     rows, columns = top + torch.arange(height), left + torch.arange(width)  # [N, H], [N, W]
     which = torch.arange(count)[:, None, None]
     moved = padded[which, :, rows[:, :, None], columns[:, None]]  # [N, H, W, C]
+    return moved.permute(0, 3, 1, 2).reshape(images.shape)
+
+
+def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift and mirror as `_crop_flip`, and paint a black square at a random place.
+
+    The square has 16 x 16 pixels (DeVries and Taylor, arXiv:1708.04552).
+    """
+    moved = _crop_flip(images, generator)
+    count, height, width = len(images), *images.shape[-2:]
     y = torch.randint(height, (count, 1), generator=generator)
     x = torch.randint(width, (count, 1), generator=generator)
     half = HOLE // 2
     down, across = torch.arange(height) - y, torch.arange(width) - x  # [N, H], [N, W]
     rows, columns = ((-half <= away) & (away < half) for away in (down, across))
-    inside = (rows[:, :, None] & columns[:, None])[:, None]  # [N, 1, H, W]
-    return moved.permute(0, 3, 1, 2).masked_fill(inside.to(images.device), 0)
+    inside = rows[:, :, None] & columns[:, None]  # [N, H, W]
+    inside = inside.view(count, *[1] * (images.ndim - 3), height, width)
+    return moved.masked_fill(inside.to(images.device), 0)
 
 
 def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -103,6 +115,9 @@ def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
     return ((images - mean) * contrast + mean * brightness) * (1 + TINT * factors[:, 2:])
 
 
+SHIFTING = (_crop_flip, _crop_flip_cutout)  # by a number of pixels
+
+
 @dataclass(frozen=True)
 class Draws:
     """The random draws of a visit: changes of images, and replayed samples."""
@@ -116,11 +131,19 @@ class Draws:
         return self.augment(images, self.generator)
 
     def view_alike(self, *parts: Tensor) -> list[Tensor]:
-        """Images, and maps of the same images [N, ..., H', W'], all changed in the same way."""
+        """Images, and maps of the same images [N, ..., H', W'], all changed in the same way.
+
+        A shift is in pixels of the images, so maps of another size are shifted at that size.
+        """
         state, views = self.generator.get_state(), []
         for part in parts:
             self.generator.set_state(state)
-            views.append(self.view(part))
+            size, own = parts[0].shape[-2:], part.shape[-2:]
+            if self.augment in SHIFTING and own != size:
+                whole = self.view(interpolate(part.float(), size))
+                views.append(interpolate(whole, own).to(part.dtype))
+            else:
+                views.append(self.view(part))
         return views
 
     def draw(self, samples: Samples, count: int) -> Samples:
@@ -134,6 +157,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "none": _none,
     "flip": _flip,
     "flip-rotate": _flip_rotate,
+    "crop-flip": _crop_flip,
     "crop-flip-cutout": _crop_flip_cutout,
     "affine-colour": _affine_colour,
 }

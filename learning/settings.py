@@ -104,6 +104,13 @@ class DERppSettings:
 
 
 @declare
+class FDRSettings:
+    """Regularisation in function space: the keys `fdr.*`."""
+
+    alpha: Amount
+
+
+@declare
 class LwFSettings:
     """Learning without forgetting: the keys `lwf.*`."""
 
@@ -146,5 +153,6 @@ class TwFSettings:
 class SERSettings:
     """Saliency-driven experience replay: the keys `ser.*`."""
 
-    oracle: Annotated[str, pattern("contrast|/.*", f"{CONTRAST}, or an absolute npz file")]
+    learner: Literal["", "agem", "der", "derpp", "er", "er-ace", "fdr", "lwf", "oewc", "rehearsal"]
+    oracle: Annotated[str, pattern("contrast|/.*", f"{CONTRAST}, or an absolute npy file")]
     learning_rate: AboveZero

@@ -36,7 +36,7 @@ from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 
 # Learners whose memory travels with a model and has no average (`Learner.memory`).
-CARRIED = frozenset({"mah", "twf"})
+CARRIED = frozenset({"icarl", "mah", "twf"})
 
 
 @declare

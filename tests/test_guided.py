@@ -21,7 +21,10 @@ def public(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("learner", "model", "strategy"),
-    [("mah", "cnn", "rwt"), ("twf", "cnn", "cwt-serial"), ("ser", "ser-cnn", "rwt")],
+    [
+        *(("mah", "cnn", "rwt"), ("twf", "cnn", "cwt-serial"), ("ser", "ser-cnn", "rwt")),
+        ("icarl", "cnn", "cwt-serial"),
+    ],
 )
 def test_models_are_handed_on_through_two_tasks(tmp_path, public, learner, model, strategy):
     """What travels is taken up at the other hospital, and what is kept by either's next model.

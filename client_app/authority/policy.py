@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from client_app.authority.node_config import OwnError
 from gan.presets import choose_preset
-from learning.settings import LwFSettings, ReservoirSettings
+from learning.settings import LwFSettings, ReservoirSettings, SERSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.declared import (
@@ -41,9 +41,11 @@ from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
 # Learners that also send means of features or sums of gradients, without noise.
-WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
-# Learners that replay images from a reservoir.
-WITH_RESERVOIR = frozenset({"der", "derpp", "er", "er-ace", "mah", "ser", "twf"})
+WITH_SUMS = frozenset({"cwc", "fedspace", "icarl", "mah", "twf"})
+# Learners that train on kept images: `reservoir.*`.
+WITH_RESERVOIR = frozenset(
+    {"agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "mah", "ser", "twf"}
+)
 
 
 class PolicyError(ValueError):
@@ -329,13 +331,16 @@ class Policy:
         gan, check = settings.gan, settings.release
         strategy = strategy_of(settings)
         epochs = max(kind.epochs for kind in strategy.kinds())
-        if any(kind.learner == "lwf" for kind in strategy.kinds()):
+        learners = [settings.learner]
+        if settings.learner == "ser":
+            learners.append(settings.section("ser", SERSettings).learner)
+        if any(kind.learner == "lwf" for kind in strategy.kinds()) or "lwf" in learners:
             epochs += settings.section("lwf", LwFSettings).warm_up
         code, approved = code_hash(), self.code.approved
         if approved:
             yield Ruling("code.approved", ", ".join(approved), code, code in approved)
         named = ", ".join(runs.strategies)
-        for name in filter(None, (settings.strategy, settings.learner)):
+        for name in filter(None, (settings.strategy, *learners)):
             fits = not named or name in runs.strategies
             yield Ruling("runs.strategies", named or "all", name, fits)
         asked = "a sealed run" if settings.sealed else "an open run"

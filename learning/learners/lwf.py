@@ -39,41 +39,62 @@ TEMPERATURE = 2.0  # T
 KEPT = "network."  # prefix of the kept network's keys
 
 
-class LwF(Learner):
-    """Cross-entropy, and distillation from the network before the task.
+class FromBefore(Learner):
+    """A learner that keeps the network from before the task.
 
     Raises:
         ParcelError: The kept network is another one.
-        ModelError: The network does not end in a linear layer, so it cannot be warmed up.
 
     Attributes:
+        present: int64, the classes of the samples; `new`: those of them that came with this visit.
         classes: int64 [c], classes that the hospital has had; `since` [c]: the first task of each.
         earlier: Classes of earlier tasks.
         old: M_old; None in the first task.
+        first: Whether no visit of this task came before, here.
     """
-
-    tables = (("lwf", LwFSettings),)
-    own: LwFSettings
 
     def begin_visit(self) -> None:
         """Find the new classes, and M_old."""
         kept, task, none = self.received.rehearsal, self.received.task, self.samples.labels[:0]
         had, since = kept.get("classes", none), kept.get("since", none)
         self.present = self.samples.labels.unique()
-        new = self.present[~torch.isin(self.present, had)]
-        self.classes = torch.cat([had, new])
-        self.since = torch.cat([since, torch.full_like(new, task)])
+        self.new = self.present[~torch.isin(self.present, had)]
+        self.classes = torch.cat([had, self.new])
+        self.since = torch.cat([since, torch.full_like(self.new, task)])
         self.earlier = had[since != task]
         self.old: nn.Module | None = None
-        self.warming = False
+        self.first = not kept or bool(kept["task"] != task)
         if not len(self.earlier):
             return
         self.old = deepcopy(self.model).eval().requires_grad_(False)
-        if kept["task"] == task:
+        if not self.first:
             state = {k.removeprefix(KEPT): each for k, each in kept.items() if k.startswith(KEPT)}
             check_layout(state, self.old.state_dict(), "The network that the hospital keeps to")
             self.old.load_state_dict(state)
-        elif len(new) and self.own.warm_up:
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """The classes, the first task of each, and M_old."""
+        task = torch.tensor(self.received.task)
+        kept = {"task": task, "classes": self.classes, "since": self.since}
+        state = self.old.state_dict() if self.old is not None else {}
+        return {**kept, **{KEPT + name: each for name, each in state.items()}}
+
+
+class LwF(FromBefore):
+    """Cross-entropy, and distillation from the network before the task.
+
+    Raises:
+        ModelError: The network does not end in a linear layer, so it cannot be warmed up.
+    """
+
+    tables = (("lwf", LwFSettings),)
+    own: LwFSettings
+
+    def begin_visit(self) -> None:
+        """Find M_old, and whether the outputs of new classes are to be warmed up."""
+        super().begin_visit()
+        self.warming = False
+        if self.old is not None and self.first and len(self.new) and self.own.warm_up:
             self.warm_up, self.outputs = self.own.warm_up, last_layer(self.model)
 
     @classmethod
@@ -105,13 +126,6 @@ class LwF(Learner):
             for parameter in self.model.parameters():
                 if id(parameter) not in trained:
                     parameter.grad = None
-
-    def rehearsal(self) -> dict[str, Tensor]:
-        """The classes, the first task of each, and M_old."""
-        task = torch.tensor(self.received.task)
-        kept = {"task": task, "classes": self.classes, "since": self.since}
-        state = self.old.state_dict() if self.old is not None else {}
-        return {**kept, **{KEPT + name: each for name, each in state.items()}}
 
 
 def distillation(logits: Tensor, before: Tensor) -> Tensor:

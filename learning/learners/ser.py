@@ -1,4 +1,4 @@
-"""SER: a saliency network modulates the classifier.
+"""SER: a saliency network modulates the classifier of any learner.
 
 Bellitto et al., "Selective attention-based modulation for continual learning", arXiv:2403.20086;
 thesis, section 2.3 (saliency-driven experience replay). An oracle gives the saliency s of each
@@ -7,12 +7,12 @@ batch (x, y) of the stream. The saliency network S makes a step of SGD of its ow
     L_s = KL(s ‖ S(x)) = Σ_i s_i log(ε + s_i / (S_i(x) + ε))                             (Eq. 2.20)
 
 The classifier f multiplies its features by the features of S for x, from before that step
-(learning/models/saliency.py). f minimises
+(learning/models/saliency.py). f minimises the loss of another learner, `ser.learner`, without any
+gradient in S. Both maps are scaled to a sum of 1. For kept images S is in eval mode, and L_s is not
+minimised on them.
 
-    ℓ(f(x), y) + the replay of DER++ (derpp.py)
-
-without any gradient in S. Both maps are scaled to a sum of 1. For kept images S is in eval mode,
-and L_s is not minimised on them.
+S is trained before on other images, without labels, by the learner `saliency`: it minimises L_s
+alone. `pretrained` then names its exported model (learning/models/pretrained.py).
 
 The oracle is a file of maps (`ser.oracle`), such as those of DeepGaze IIE in the paper. The other
 choice, `contrast`, is a hand-made stand-in; it is no model of attention.
@@ -21,25 +21,35 @@ Deviations:
  1. ε is inside the ratio too, as in the authors' code; in Eq. 2.20 it is added to the ratio alone.
  2. `train.augment` changes images and their maps alike; the authors change none.
  3. The momentum of S begins anew at every visit.
- 4. S is not pretrained, unless `pretrained` names an exported network with a pretrained S.
+ 4. S is not trained before, unless `pretrained` names an exported saliency network.
+ 5. With TwF the paper leaves out the teacher and the gates. This is `derpp` with `derpp.one-pass`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.errors import ModelError
-from learning.learners.derpp import DERpp
+from learning.learners.agem import AGEM
+from learning.learners.derpp import DER, DERpp
+from learning.learners.er import ER
+from learning.learners.er_ace import ERACE
+from learning.learners.fdr import FDR
+from learning.learners.lwf import LwF
+from learning.learners.naive_rehearsal import NaiveRehearsal
+from learning.learners.oewc import OnlineEWC
+from learning.learners.plain import Learner, Plain
 from learning.models.saliency import SaliencyNetwork
 from learning.samples import Samples
-from learning.settings import CONTRAST, SERSettings
-from strategies.protocol.archive import load
+from learning.settings import CONTRAST, ReservoirSettings, SERSettings
 from strategies.protocol.settings import Settings, SettingsError
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -50,25 +60,40 @@ ENCODER_RATE, ENCODER_DECAY = 0.1, 0.1
 Oracle = Callable[[Tensor], Tensor]  # images uint8 [N, C, H, W] -> maps [N, H, W]
 
 
-class SER(DERpp):
-    """The saliency loss, and DER++ of the classifier that the saliency network modulates.
+# The learners that SER can wrap: those whose models carry nothing beside their weights.
+WRAPPED: dict[str, type[Learner]] = {
+    "": Plain,
+    "agem": AGEM,
+    "der": DER,
+    "derpp": DERpp,
+    "er": ER,
+    "er-ace": ERACE,
+    "fdr": FDR,
+    "lwf": LwF,
+    "oewc": OnlineEWC,
+    "rehearsal": NaiveRehearsal,
+}
+
+
+class SER(Learner):
+    """The saliency loss, and another learner of the classifier that the saliency network modulates.
 
     Raises:
         ModelError: The network has no saliency network.
         SettingsError: The oracle's file cannot be used, or lacks images of the hospital.
     """
 
-    tables = (*DERpp.tables, ("ser", SERSettings))
+    tables = (("ser", SERSettings), ("reservoir", ReservoirSettings))
+    own: SERSettings
 
     def begin_visit(self) -> None:
-        """Load the reservoir; get the oracle and the saliency network's optimizer."""
-        super().begin_visit()
+        """Begin the wrapped learner's; get the oracle, and the saliency network's optimizer."""
         self.network = modulate(self.model)
-        chosen = self.settings.section("ser", SERSettings)
-        self.oracle = (
-            contrast if chosen.oracle == CONTRAST else read_maps(chosen.oracle, self.samples)
-        )
-        rate = chosen.learning_rate
+        wrapped = WRAPPED[self.own.learner]
+        self.wrapped = wrapped(self.model, self.samples, self.settings, self.received)
+        self.warm_up = self.wrapped.warm_up
+        self.oracle = open_oracle(self.own.oracle, self.samples)
+        rate = self.own.learning_rate
         encoder: dict[str, Any] = {
             "params": list(self.network.encoder.parameters()),
             "lr": rate * ENCODER_RATE,
@@ -80,29 +105,78 @@ class SER(DERpp):
         )
 
     @classmethod
+    def check(cls, settings: Settings) -> Any:
+        """The settings of SER; those of the wrapped learner are read, too."""
+        own = super().check(settings)
+        WRAPPED[own.learner].check(settings)
+        return own
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without a saliency network, or one that the wrapped learner refuses."""
+        modulate(model)
+        WRAPPED[cls.check(settings).learner].check_suited(model, settings)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the mode that the wrapped learner wants."""
+        self.wrapped.begin_epoch(epoch)
+
+    def trained_parameters(self) -> Iterable[nn.Parameter]:
+        """The classifier; the saliency network has an optimizer of its own."""
+        return self.network.classifier_parameters()
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """A step of the saliency network; then the wrapped learner's loss of the batch [N]."""
+        if self.network.training:  # not in a warm-up
+            state = draws.generator.get_state()
+            images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
+            seen, _ = self.network.look(images)
+            self.saliency.zero_grad()
+            divergence(maps, seen).backward()
+            self.saliency.step()
+            draws.generator.set_state(state)  # the wrapped learner has the same view
+        return self.wrapped.observe(batch, draws)
+
+    def before_step(self) -> None:
+        """That of the wrapped learner."""
+        self.wrapped.before_step()
+
+    def after_step(self) -> None:
+        """That of the wrapped learner."""
+        self.wrapped.after_step()
+
+    def rehearsal(self) -> Mapping[str, Tensor]:
+        """That of the wrapped learner."""
+        return self.wrapped.rehearsal()
+
+
+class Saliency(Learner):
+    """The saliency loss alone, without labels: it trains a saliency network for `pretrained`.
+
+    The classifier does not change. The optimizer is that of `train`.
+    """
+
+    tables = (("ser", SERSettings),)
+    own: SERSettings
+
+    def begin_visit(self) -> None:
+        """Get the oracle."""
+        self.network = modulate(self.model)
+        self.oracle = open_oracle(self.own.oracle, self.samples)
+
+    @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a saliency network."""
         modulate(model)
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
-        """The classifier; the saliency network has an optimizer of its own."""
-        return self.network.classifier.parameters()
+        """Encoder and decoder."""
+        return [*self.network.encoder.parameters(), *self.network.decoder.parameters()]
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """A step of the saliency network; then the classifier's loss of the batch [N]."""
+        """L_s of a batch [N]."""
         images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
-        seen, features = self.network.look(images)
-        self.saliency.zero_grad()
-        divergence(maps, seen).backward()
-        self.saliency.step()
-        return self.replay_loss(batch, self.network.classify(images, features), draws)
-
-    def replay_term(self, draws: Draws) -> Tensor:
-        """The term of DER++, with the encoder in eval mode."""
-        self.network.encoder.eval()
-        loss = super().replay_term(draws)
-        self.network.encoder.train()
-        return loss
+        return divergence(maps, self.network.look(images)[0])
 
 
 def modulate(model: nn.Module) -> SaliencyNetwork:
@@ -151,33 +225,62 @@ def _blur(maps: Tensor, around: int) -> Tensor:
     )
 
 
-def read_maps(path: str, samples: Samples) -> Oracle:
-    """The oracle from a file: `images` uint8 [n, C, H, W] and `maps` [n, H, W], 0 or more.
-
-    An image is found by its bytes.
+def open_oracle(chosen: str, samples: Samples) -> Oracle:
+    """The oracle that a setting `ser.oracle` names, for images of the shape of the samples.
 
     Raises:
-        SettingsError: The file has no such arrays, or lacks some of the samples.
+        SettingsError: See `read_maps`.
     """
-    wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npz file with "
+    return contrast if chosen == CONTRAST else read_maps(chosen, samples.shape)
+
+
+def read_maps(path: str, shape: Sequence[int]) -> Oracle:
+    """The oracle from a file of `write_maps`, of which only the maps of a batch are in memory.
+
+    Args:
+        path: The file.
+        shape: (C, H, W) of an image.
+
+    Raises:
+        SettingsError: The file has no such records, or lacks an image; the second at its batch.
+    """
+    wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npy file with "
+    size = list(shape[1:])
     try:
-        archive = load(Path(path))
-        images, maps = archive["images"], torch.from_numpy(archive["maps"]).float()
+        records = np.lib.format.open_memmap(path, "r")  # refuses objects
+        maps, keys = records["map"], map(bytes, np.array(records["image"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SettingsError(f"{wrong}the arrays images and maps.") from error
-    shape = (len(images), *samples.shape[1:])
-    usable = maps.shape == shape and bool((maps >= 0).all() and (maps.sum(dim=(1, 2)) > 0).all())
-    if not usable or not torch.isfinite(maps).all():
-        raise SettingsError(f"{wrong}maps {list(shape)}, of 0 or more, for the images in it.")
-    rows = {image.tobytes(): row for row, image in enumerate(images)}
-    if any(image.numpy().tobytes() not in rows for image in samples.images.cpu()):
-        raise SettingsError(
-            f"{wrong}all of the hospital's training images, of the size and channels that networks "
-            "are given (image-size, image-channels); it lacks some."
-        )
+        raise SettingsError(f"{wrong}records of 'image' and 'map'.") from error
+    if list(maps.shape[1:]) != size or maps.dtype.kind != "f":
+        raise SettingsError(f"{wrong}maps {size}, the size of the images.")
+    rows = {key: row for row, key in enumerate(keys)}
 
     def oracle(images: Tensor) -> Tensor:
-        found = [rows[image.tobytes()] for image in images.cpu().numpy()]
-        return maps[found].to(images.device)
+        names = [_name(image) for image in images.cpu().numpy()]
+        if not rows.keys() >= {*names}:
+            raise SettingsError(
+                f"{wrong}all of the hospital's training images, of the size and channels that "
+                "networks are given (image-size, image-channels); it lacks some."
+            )
+        found = torch.from_numpy(np.array(maps[[rows[name] for name in names]])).float()
+        usable = (found >= 0).all() and (found.sum(dim=(1, 2)) > 0).all()
+        if not usable or not found.isfinite().all():
+            raise SettingsError(f"{wrong}maps of numbers of 0 or more, with a sum above 0.")
+        return found.to(images.device)
 
     return oracle
+
+
+def write_maps(path: Path, images: NDArray[np.uint8], maps: NDArray[np.floating]) -> None:
+    """Write an oracle's maps [n, H, W] of images [n, C, H, W], as the networks are given them.
+
+    The file has a record for each image: the SHA-256 of its bytes, and its map in float32.
+    """
+    layout = np.dtype([("image", np.uint8, 32), ("map", np.float32, maps.shape[1:])])
+    records = np.lib.format.open_memmap(path, "w+", layout, (len(maps),))
+    for record, image, each in zip(records, images, maps, strict=True):
+        record["image"], record["map"] = np.frombuffer(_name(image), np.uint8), each
+
+
+def _name(image: NDArray[np.uint8]) -> bytes:
+    return sha256(image.tobytes()).digest()

@@ -242,14 +242,14 @@ class TwF(Learner):
     @torch.no_grad()
     def rehearsal(self) -> dict[str, Tensor]:
         """The teacher with F, and the reservoir with new masks for the present task's images."""
-        self.gates.eval()
-        fields = self.reservoir.fields
-        present = (fields.get("tasks", self.present[:0]) == self.task).nonzero()[:, 0]
-        for rows in present.split(batch_size(fields["images"][0].numel())):
-            taught = self._teacher_features(fields["images"][rows])
-            for point, each in enumerate(taught):
-                logits = self.gates[point](each, fields["tasks"][rows])
-                fields[f"mask-{point}"][rows] = halve((logits > 0).float()).bool()
+        if fields := self.reservoir.fields:
+            self.gates.eval()
+            present = (fields["tasks"] == self.task).nonzero()[:, 0]
+            for rows in present.split(batch_size(fields["images"][0].numel())):
+                taught = self._teacher_features(fields["images"][rows])
+                for point, each in enumerate(taught):
+                    logits = self.gates[point](each, fields["tasks"][rows])
+                    fields[f"mask-{point}"][rows] = halve((logits > 0).float()).bool()
         teacher = {f"teacher.{name}": each for name, each in self.teacher.state_dict().items()}
         fisher = {f"fisher.{name}": each for name, each in self.fisher.items()}
         return {**teacher, **fisher, **self.reservoir.state()}

@@ -19,8 +19,8 @@ from learning.models.embedding import EmbeddingNetwork
 from learning.models.frozen import head, with_unit_features
 from learning.models.pixels import SCALES, scale_input
 from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
-from learning.models.saliency import ser_cnn, ser_resnet18
-from learning.models.small import cnn, mlp
+from learning.models.saliency import SER_NETWORKS
+from learning.models.small import cnn, mlp, resnet18_32
 from learning.models.timm_model import TIMM, timm_config, timm_model
 from learning.randomness import NoMemory, ZeroDraws
 from strategies.protocol.shapes import ShapeError, from_json
@@ -75,8 +75,9 @@ class Architecture:
             timm_config(self.name)
         elif self.name not in (HEAD, *MODELS) and self.name not in torchvision_names():
             near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
+            ours = ", ".join(name for name in MODELS if name.count("-") < 2)  # without schemes
             raise ModelError(
-                f"There is no model {self.name!r}; choose {', '.join(MODELS)} or a torchvision "
+                f"There is no model {self.name!r}; choose {ours} or a torchvision "
                 f"classification model, such as {' or '.join(near)}."
             )
 
@@ -204,13 +205,13 @@ def _from_json(text: str) -> Architecture:
 MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
+    "resnet18-32": resnet18_32,
     "ebr": partial(EmbeddingNetwork, parts=1),  # f(x)
     "vee": partial(EmbeddingNetwork, parts=2),  # µ and log σ
     "rotation-mlp": rotation_mlp,
     "rotation-cnn": rotation_cnn,
     "rotation-resnet18": rotation_resnet18,
-    "ser-cnn": ser_cnn,
-    "ser-resnet18": ser_resnet18,
+    **SER_NETWORKS,
 }
 
 

@@ -7,6 +7,7 @@ A file is a state dict for a network of torchvision or timm, or an exported mode
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ from learning.models.preprocessing import (
     is_exported,
     preprocessing,
 )
+from learning.models.saliency import SER_NETWORKS, SaliencyNetwork, backbone_of
 from learning.models.timm_model import TIMM, timm_config
 from learning.models.torchvision_model import published_weights
 
@@ -42,7 +44,9 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same. A warning is logged if the images have
+    classes; its head is loaded if the classes are the same. Of an exported saliency network (models
+    ser-...) a network of this kind gets encoder and decoder, and another network the encoder, as
+    SER's paper does; its classifier is not loaded. A warning is logged if the images have
     another scale or size than those that the weights were trained on.
 
     Args:
@@ -159,14 +163,25 @@ def _load_exported(
         theirs = manifest.network
     except ModelError as error:
         raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
+    saliency = theirs.name in SER_NETWORKS
+    theirs = replace(theirs, name=backbone_of(theirs.name)) if saliency else theirs
+    name = backbone_of(architecture.name) if saliency else architecture.name
     # Sizes of images may differ where the shapes of weights do not depend on them.
     differing = [
         f"its {what} is {getattr(theirs, what)!r}, here it is {getattr(architecture, what)!r}"
         for what in ("name", "channels", "pixels")
-        if getattr(theirs, what) != getattr(architecture, what)
+        if getattr(theirs, what) != getattr(replace(architecture, name=name), what)
     ]
-    same = list(classes) == manifest.classes
+    same = list(classes) == manifest.classes and not saliency
     head = {} if same else head_state(network, architecture)
+    if isinstance(network, SaliencyNetwork) and saliency:
+        mine = network.state_dict().items()
+        parts = ("encoder.", "decoder.")
+        state = {key: each for key, each in state.items() if key.startswith(parts)}
+        head = {key: each for key, each in mine if not key.startswith(parts)}
+    elif saliency:
+        found = {key: each for key, each in state.items() if key.startswith("encoder.")}
+        state = {key.removeprefix("encoder."): each for key, each in found.items()}
     if reason := "; ".join(differing) or _misfit(network, dict(state), head):
         size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
         raise ModelError(

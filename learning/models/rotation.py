@@ -6,12 +6,13 @@ class y rotated by k quarters. `forward` gives [N, K], the outputs 4y: without r
 that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from learning.models.pixels import SCALES
-from learning.models.small import cnn, mlp
+from learning.models.small import cnn, mlp, resnet18_32
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -57,12 +58,9 @@ def rotation_cnn(architecture: "Architecture") -> nn.Module:
 
 def rotation_resnet18(architecture: "Architecture") -> nn.Module:
     """A rotation network on a ResNet-18 for 32 x 32 pixels: 3x3 stem, no pooling; 512 features."""
-    from torchvision.models import resnet18  # its import takes seconds
-
-    body = resnet18(num_classes=1)
+    body = resnet18_32(replace(architecture, classes=1))
     width = body.fc.in_features
-    body.conv1 = nn.Conv2d(architecture.channels, 64, kernel_size=3, padding=1, bias=False)
-    body.maxpool, body.fc = nn.Identity(), nn.Identity()
+    body.fc = nn.Identity()
     return RotationNetwork(architecture, body, width)
 
 

@@ -9,12 +9,20 @@ classifier continues with the product of both features:
 This is the paper's prose and the authors' code. The paper's Eq. 2.21 multiplies features after the
 non-linearity of the layer before. No gradient of the logits reaches the encoder.
 
+A scheme has a digit for each point: at points with a 0 the classifier's features do not change
+(Table 2.12). The other schemes are the comparisons of Fig. 2.8, with p = S(x):
+
+    sim   the classifier's input is x · p
+    sai   its input is x, with p as one more channel
+    lsm   at each point it continues with a 1x1 convolution of both features
+
 The decoder is our own and has two layers; the authors use UNISAL's (Droste et al., 2020). Points
 and shapes are those of taps.py.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from learning.models import Architecture
 
 WIDTH = 16  # channels of the decoder
+COMPARED = ("sim", "sai", "lsm")  # schemes of Fig. 2.8
 RESNET18_WIDTHS = (64, 64, 128, 256, 512)
 
 
@@ -58,6 +67,10 @@ class SaliencyNetwork(nn.Module):
     """Encoder, decoder and classifier, each with weights of its own.
 
     `backbone` builds the encoder and the classifier; `widths` are the channels at each point.
+
+    Attributes:
+        known: Of the first images of the next pass: the encoder's features at each point and, last,
+            the saliency. None = the encoder sees all images, in its own mode.
     """
 
     def __init__(
@@ -65,44 +78,82 @@ class SaliencyNetwork(nn.Module):
         architecture: "Architecture",
         backbone: Callable[["Architecture"], nn.Module],
         widths: Sequence[int],
+        scheme: str = "",
     ) -> None:
         super().__init__()
-        self.scale = SCALES[architecture.pixels]
+        self.scale, self.scheme = SCALES[architecture.pixels], scheme or "1" * len(widths)
+        self.known: list[Tensor] | None = None
         self.encoder = backbone(architecture)
         head = last_layer(self.encoder)
         for name, layer in list(self.encoder.named_children()):
             if layer is head:
                 setattr(self.encoder, name, nn.Identity())
         self.decoder = Decoder(widths)
-        self.classifier = backbone(architecture)
+        if scheme == "lsm":
+            self.merge = nn.ModuleList(nn.Conv2d(2 * width, width, 1) for width in widths)
+        more = scheme == "sai"
+        self.classifier = backbone(replace(architecture, channels=architecture.channels + more))
 
     def forward(self, images: Tensor) -> Tensor:
         """Scaled images [N, C, H, W] -> logits [N, K]."""
         with torch.no_grad():
-            _, features = tap(self.encoder, images)
-        return self._modulate(images, features)
-
-    def look(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Saliency [N, H, W] of images as bytes, and the encoder's features at each point."""
-        _, features = tap(self.encoder, self.scale(images))
-        maps: Tensor = self.decoder(features, images.shape[2:])
-        return maps, features
-
-    def classify(self, images: Tensor, features: Sequence[Tensor]) -> Tensor:
-        """Images as bytes, and the encoder's features of them -> logits [N, K]."""
-        return self._modulate(self.scale(images), [each.detach() for each in features])
-
-    def _modulate(self, images: Tensor, features: Sequence[Tensor]) -> Tensor:
-        logits, _ = tap(self.classifier, images, lambda point, c: c * features[point])
+            *features, maps = self._recall(images)
+        if self.scheme == "sim":
+            images = images * maps[:, None]
+        elif self.scheme == "sai":
+            images = torch.cat([images, maps[:, None]], dim=1)
+        logits, _ = tap(self.classifier, images, partial(self._modulate, features))
         return logits
 
+    def look(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Saliency [N, H, W] of images as bytes, and the encoder's features at each point.
 
-def ser_cnn(architecture: "Architecture") -> nn.Module:
+        Both are used for these images in the next pass, if they are its first ones. From now on the
+        encoder sees other images in eval mode.
+        """
+        *features, maps = found = self._attend(self.scale(images))
+        self.known = [each.detach() for each in found]
+        return maps, features
+
+    def classifier_parameters(self) -> list[nn.Parameter]:
+        """The parameters beside those of the saliency network."""
+        saliency = ("encoder.", "decoder.")
+        return [each for name, each in self.named_parameters() if not name.startswith(saliency)]
+
+    def _attend(self, images: Tensor) -> list[Tensor]:
+        """Of scaled images: the encoder's features at each point and, last, the saliency."""
+        _, features = tap(self.encoder, images)
+        return [*features, self.decoder(features, images.shape[2:])]
+
+    def _recall(self, images: Tensor) -> list[Tensor]:
+        """The same, of the known images and of others."""
+        if self.known is None:
+            return self._attend(images)
+        known, self.known = self.known, []
+        others = images[len(known[0]) if known else 0 :]
+        if not len(others):
+            return known
+        mode = self.encoder.training
+        self.encoder.eval()
+        found = self._attend(others)
+        self.encoder.train(mode)
+        return [torch.cat(each) for each in zip(known, found, strict=True)] if known else found
+
+    def _modulate(self, features: Sequence[Tensor], point: int, c: Tensor) -> Tensor:
+        """The classifier's features at a point, after the saliency network's."""
+        if self.scheme == "lsm":
+            merged: Tensor = self.merge[point](torch.cat([c, features[point]], dim=1))
+            return merged
+        apart = self.scheme in ("sim", "sai") or self.scheme[point] == "0"
+        return c if apart else c * features[point]
+
+
+def ser_cnn(architecture: "Architecture", scheme: str = "") -> nn.Module:
     """The network with two `cnn`."""
-    return SaliencyNetwork(architecture, cnn, CNN_WIDTHS)
+    return SaliencyNetwork(architecture, cnn, CNN_WIDTHS, scheme)
 
 
-def ser_resnet18(architecture: "Architecture") -> nn.Module:
+def ser_resnet18(architecture: "Architecture", scheme: str = "") -> nn.Module:
     """The network with two of torchvision's ResNet-18."""
 
     def resnet18(architecture: "Architecture") -> nn.Module:
@@ -110,4 +161,20 @@ def ser_resnet18(architecture: "Architecture") -> nn.Module:
 
         return torchvision_model(replace(architecture, name="resnet18"))
 
-    return SaliencyNetwork(architecture, resnet18, RESNET18_WIDTHS)
+    return SaliencyNetwork(architecture, resnet18, RESNET18_WIDTHS, scheme)
+
+
+SER_NETWORKS: dict[str, Callable[["Architecture"], nn.Module]] = {
+    "ser-cnn": ser_cnn,
+    "ser-resnet18": ser_resnet18,
+    **{f"ser-cnn-{scheme}": partial(ser_cnn, scheme=scheme) for scheme in ("1110", *COMPARED)},
+    **{
+        f"ser-resnet18-{scheme}": partial(ser_resnet18, scheme=scheme)
+        for scheme in ("11100", "11110", *COMPARED)
+    },
+}
+
+
+def backbone_of(name: str) -> str:
+    """The network of which a saliency network has two, by the model's name; or the model itself."""
+    return name.split("-")[1] if name in SER_NETWORKS else name

@@ -1,7 +1,7 @@
-"""Two small networks, quick on a CPU core: a perceptron and a convolutional network."""
+"""Networks for small images: a perceptron, a convolutional network, and a ResNet-18."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -39,3 +39,16 @@ def cnn(architecture: "Architecture") -> nn.Sequential:
         nn.Flatten(),  # [N, 128]
         nn.Linear(CNN_WIDTHS[-1], architecture.classes),
     )
+
+
+def resnet18_32(architecture: "Architecture") -> Any:
+    """A ResNet-18 for images of 32 x 32 pixels: torchvision's with a 3x3 stem and no pooling.
+
+    As mammoth has it for CIFAR. The stem keeps the size of the image.
+    """
+    from torchvision.models import resnet18  # its import takes seconds
+
+    network: Any = resnet18(num_classes=architecture.classes)
+    network.conv1 = nn.Conv2d(architecture.channels, 64, kernel_size=3, padding=1, bias=False)
+    network.maxpool = nn.Identity()
+    return network

@@ -108,8 +108,11 @@ def _are_seconds(text: str) -> bool:
 
 
 _KSalsa = Literal["k-salsa", "k-salsa-blind", "k-salsa-plan", "k-salsa-blind-plan"]
-_Replaying = Literal["der", "derpp", "er", "er-ace", "rehearsal"]  # values of `learner`
-_Other = Literal["lwf", "mah", "oewc", "pass", "ser", "twf"]
+_Replaying = Literal[
+    "agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "rehearsal"
+]  # values of `learner`
+_Other = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
+_Augment = Literal["none", "flip", "flip-rotate", "crop-flip", "crop-flip-cutout", "affine-colour"]
 _CROSS = "true or false, or 'sample:' and a number of 2 or more"
 _SECONDS = "numbers above 0, separated by commas, such as '1,1,20', or empty"
 _WEIGHTS = "imagenet, package:efficientnet-lite0, an absolute path, or empty"
@@ -145,7 +148,7 @@ class TrainSettings:
     learning_rate: AboveZero
     weight_decay: Amount
     halve_every: Count
-    augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout", "affine-colour"]
+    augment: _Augment
     freeze: Literal["none", "body"]
     dp: DPSettings
 

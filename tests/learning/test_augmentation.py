@@ -5,6 +5,7 @@ import torch
 
 from learning.augmentation import AUGMENTATIONS, check_augmentation
 from strategies.protocol.settings import SettingsError, TrainSettings
+from tests.learning.test_training import draws
 
 IMAGE = torch.arange(2 * 3 * 3, dtype=torch.uint8).reshape(2, 3, 3)  # all pixels differ
 MIRRORED = (IMAGE, IMAGE.flip(-1))
@@ -85,6 +86,23 @@ def test_images_are_moved_within_a_black_border_and_get_a_black_square():
     assert set(shifts) == set(range(-4, 5))
     assert max(heights) == 16
     assert torch.tensor(heights).eq(16).double().mean().item() == pytest.approx(17 / 40, abs=0.07)
+
+
+def test_a_crop_shifts_by_up_to_4_pixels_and_maps_go_along():
+    """An image of the numbers of its rows and columns; a map of half its size has every second."""
+    y, x = torch.arange(1, 33)[:, None], torch.arange(1, 33)
+    images = torch.stack([y.expand(32, 32), x.expand(32, 32)]).expand(400, -1, -1, -1)
+    changed, same, half = draws(augment="crop-flip").view_alike(
+        images, images[:, 0], images[:, :, ::2, ::2]
+    )
+    assert torch.equal(changed[:, 0], same)
+    assert half.shape == (400, 2, 16, 16)
+    assert (half - changed[:, :, ::2, ::2]).abs().max() <= 1  # of the pixels that became one
+    shifts = {int(image[0, 16, 16]) - 17 for image in changed}
+    mirrored = changed[:, 1, 16, 16] > changed[:, 1, 16, 17]
+    assert shifts == set(range(-4, 5))
+    assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.1)
+    assert ((changed == 0).all(dim=1) | (changed > 0).all(dim=1)).all()  # black from outside
 
 
 def test_maps_are_mirrored_turned_scaled_and_moved_and_keep_their_values():

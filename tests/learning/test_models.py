@@ -13,6 +13,7 @@ from learning.errors import ModelError
 from learning.models import Architecture, torchvision_names
 from learning.models.pixels import scale_input
 from learning.models.pretrained import load_pretrained
+from learning.models.taps import tap
 from learning.randomness import use_seed
 
 TORCHVISION = sorted(torchvision_names())
@@ -143,13 +144,23 @@ def test_the_same_generator_gives_the_same_weights_and_leaves_the_global_one_alo
     assert not torch.equal(first, other)
 
 
+def test_the_resnet_for_32_pixels_keeps_the_size_until_its_second_stage():
+    """torchvision's has maps of 8 pixels after its stem, of 7 x 7 weights where ours has 3 x 3."""
+    network = architecture("resnet18-32", channels=3, size=32).skeleton()
+    _, features = tap(network, torch.empty(2, 3, 32, 32, device="meta"))
+    assert [each.shape[2] for each in features] == [32, 32, 16, 8, 4]
+    theirs = torchvision.models.resnet18(num_classes=7).parameters()
+    ours = sum(each.numel() for each in network.parameters())
+    assert sum(each.numel() for each in theirs) - ours == 3 * 64 * (7 * 7 - 3 * 3)
+
+
 def test_an_unknown_model_names_its_neighbours():
     with pytest.raises(ModelError) as error:
         architecture("resnet81")
     assert str(error.value) == (
-        "There is no model 'resnet81'; choose mlp, cnn, ebr, vee, rotation-mlp, rotation-cnn, "
-        "rotation-resnet18, ser-cnn, ser-resnet18 or a torchvision classification model, such as "
-        "resnet18 or resnet152 or resnet101."
+        "There is no model 'resnet81'; choose mlp, cnn, resnet18-32, ebr, vee, rotation-mlp, "
+        "rotation-cnn, rotation-resnet18, ser-cnn, ser-resnet18 or a torchvision classification "
+        "model, such as resnet18 or resnet152 or resnet101."
     )
 
 

@@ -75,13 +75,16 @@ def test_progress_is_told_after_every_step_over_all_epochs():
 
 
 # The networks of learners that need their own.
-OWN = {"ser": "ser-cnn", "pass": "rotation-cnn", "fedspace": "rotation-cnn"}
+OWN = {"saliency": "ser-cnn", "ser": "ser-cnn", "pass": "rotation-cnn", "fedspace": "rotation-cnn"}
 
 
 # Those of FIL-VER are tested in test_fil_ver.py.
 @pytest.mark.parametrize("learner", [name for name in LEARNERS if "fil-ver" not in name])
 def test_every_learner_trains(learner):
-    model, epochs = OWN.get(learner, "cnn"), 40 if learner == "ser" else 10  # slowly at first
+    model, epochs = (
+        OWN.get(learner, "cnn"),
+        40 if learner in ("saliency", "ser") else 10,
+    )  # slowly at first
     _, first = visit(learner, network(model), epochs=1)
     _, last = visit(learner, network(model), epochs=epochs)
     assert last["train-loss"] < first["train-loss"]

@@ -1,0 +1,145 @@
+"""iCaRL: classes are told by the means of kept images; the network is distilled from before.
+
+Rebuffi et al., "iCaRL: incremental classifier and representation learning", CVPR 2017,
+arXiv:1611.07725. A task is trained on its images and all kept ones. With g = σ(M(x)), and q the
+same of the network before the task, a step minimises the binary cross-entropy (Algorithm 3)
+
+    − Σ_c t_c log g_c + (1 − t_c) log(1 − g_c),    t_c = q_c for earlier classes, and else [y = c]
+
+Of each class K / (number of classes) images are kept, K = `reservoir.size`. They are chosen one by
+one, so that the mean of their features is the nearest to that of the class (Algorithm 4); the first
+ones stay when classes come (Algorithm 5). Features φ are the input of the last layer, scaled to a
+norm of 1. An image x has the class with the nearest mean µ_c of its kept images (Algorithm 1):
+
+    argmin_c ‖φ(x) − µ_c / ‖µ_c‖‖    =    argmax_c φ(x) · µ_c / ‖µ_c‖
+
+The right side is a linear layer. So a model leaves a visit with the scaled means as its last layer,
+and the trained layer travels beside it. Means are means of features of a few images: the policy
+treats them like other sums (`privacy.require`).
+
+Deviations:
+ 1. The loss is the mean over classes and images. Classes that never came have no part in it.
+    `train.class-balance` and `train.focal-gamma` change nothing.
+ 2. M_old is the first model that comes to the hospital in a task; it sees images without
+    `train.augment`.
+ 3. Kept images of the present task are chosen again at each visit.
+ 4. Means of classes that the hospital does not have stay as they came.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.evaluation import batch_size
+from learning.learners.lwf import FromBefore
+from learning.models.taps import last_layer
+from learning.packing import check_layout
+from learning.samples import Samples, concatenate
+from learning.settings import ReservoirSettings
+from learning.stream import earlier_samples
+from strategies.protocol.settings import Settings, require
+
+
+class ICaRL(FromBefore):
+    """Binary cross-entropy with distillation; the last layer of a trained model has class means.
+
+    Raises:
+        ParcelError: The layer that travelled with the model, or the kept network, is another one.
+        ModelError: The network does not end in a linear layer.
+    """
+
+    tables = (("reservoir", ReservoirSettings),)
+    own: ReservoirSettings
+
+    def begin_visit(self) -> None:
+        """Put the trained layer back; find M_old and the kept images."""
+        self.head = last_layer(self.model)
+        self.means = torch.zeros_like(self.head.weight)  # [K, d]
+        if memory := dict(self.received.memory):
+            check_layout(memory, self.head.state_dict(), "The last layer that came with the model")
+            self.means = self.head.weight.detach().clone()
+            self.head.load_state_dict(memory)
+        super().begin_visit()
+        self.task_samples = self.samples
+        self.kept = earlier_samples(self.received.rehearsal, self.received.task)
+        if self.kept is not None:
+            self.samples = concatenate([self.samples, self.kept])
+        self.is_earlier = torch.isin(self.classes, self.earlier)
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without a known last layer, and a reservoir without images."""
+        last_layer(model)
+        size = cls.check(settings).size
+        require(size > 0, "reservoir.size", size, "2 or more for icarl, which needs class means")
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch [N] of new and kept images."""
+        logits = self.model(draws.view(batch.images))[:, self.classes]
+        wanted = (batch.labels[:, None] == self.classes).to(logits.dtype)
+        if self.old is not None:
+            before = self.old(batch.images)[:, self.classes].sigmoid()
+            wanted = torch.where(self.is_earlier, before, wanted)
+        return functional.binary_cross_entropy_with_logits(logits, wanted)
+
+    @torch.no_grad()
+    def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
+        """The trained layer; that of the network gets the class means."""
+        trained = {name: each.clone() for name, each in self.head.state_dict().items()}
+        self._choose()
+        self.head.weight.copy_(self.means)
+        if self.head.bias is not None:
+            self.head.bias.zero_()
+        return trained
+
+    def _choose(self) -> None:
+        """Choose the images to keep of each class, and compute the means."""
+        count = max(1, self.own.size // len(self.classes))
+        chosen: list[Samples] = []
+        for c in self.classes.tolist():
+            fresh = c in self.present
+            source = self.task_samples if fresh else self.kept
+            if source is None or not len(own := source[source.labels == c]):
+                continue
+            features = self._features(own.images)
+            rows = herd(features, count) if fresh else torch.arange(min(count, len(own)))
+            rows = rows.to(own.labels.device)
+            chosen.append(own[rows])
+            self.means[c] = functional.normalize(features[rows].mean(dim=0), dim=0)
+        self.chosen = concatenate(chosen)
+
+    def _features(self, images: Tensor) -> Tensor:
+        """φ [n, d] of images, in eval mode."""
+        found: list[Tensor] = []
+        self.model.eval()
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        for part in images.split(batch_size(images[0].numel())):
+            self.model(part)
+        hook.remove()
+        return functional.normalize(torch.cat(found))
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """The kept images in the order of their choice, and M_old."""
+        labels = self.chosen.labels
+        tasks = self.since[(labels[:, None] == self.classes).int().argmax(dim=1)]
+        tasks[torch.isin(labels, self.present)] = self.received.task
+        kept = {"values": self.chosen.images, "labels": labels, "tasks": tasks}
+        return {**super().rehearsal(), **kept}
+
+
+def herd(features: Tensor, count: int) -> Tensor:
+    """The images whose features [n, d] have a mean near that of all, int64 [count], in their order.
+
+    Each is the one that brings the mean of those chosen so far nearest to it; none comes twice.
+    """
+    mean, total = features.mean(dim=0), torch.zeros_like(features[0])
+    left, chosen = torch.ones(len(features), dtype=torch.bool, device=features.device), []
+    for k in range(1, min(count, len(features)) + 1):
+        far = ((total + features) / k - mean).square().sum(dim=1).masked_fill(~left, torch.inf)
+        chosen.append(int(far.argmin()))
+        left[chosen[-1]], total = False, total + features[chosen[-1]]
+    return torch.tensor(chosen)
