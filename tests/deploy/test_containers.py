@@ -1,0 +1,103 @@
+"""The commands of docs/containers.md, with compose.yaml, end in a sealed run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deploy.demo import write_images
+from deploy.transport import free_port
+from tests.deploy import namespaces
+
+ROOT = Path(__file__).parents[2]
+HOSPITALS = ["graz", "linz"]
+# 127.0.0.0/8 and ::1, as /proc/net has them.
+LOCAL = re.compile("(0{16}FFFF0000)?[0-9A-F]{6}7F$|0{24}01000000$")
+# What each container says of itself: its user and rights, what it can write to, who can reach it.
+SEEN = """
+for name in server graz linz; do
+    podman-compose exec -T $name sh -c '
+        id -u
+        grep -E "^(Cap(Prm|Eff|Bnd)|NoNewPrivs)" /proc/self/status
+        for place in / /opt/fedhandoff /usr /data; do touch $place/x && echo "writes to $place"
+        done
+        touch /srv/x /tmp/x && echo "writes at home"
+        cat /proc/net/tcp /proc/net/tcp6
+    ' > $name.seen
+done
+podman-compose exec -T server sh -c 'cat fedhandoff/runs/*/summary.json' > summary.json
+podman-compose exec -T server sh -c 'cat fedhandoff/runs/*/config.toml' > config.toml
+"""
+
+
+def lay_out(folder):
+    """Put the compose file and images into a folder; returns the page's commands for it."""
+    text = (ROOT / "compose.yaml").read_text("utf-8")
+    for here, there in ((" .\n", f" {ROOT}\n"), ('"9092:', f'"{free_port()}:')):
+        assert here in text
+        text = text.replace(here, there)
+    (folder / "compose.yaml").write_text(text)
+    write_images(folder / "images")
+    page = (ROOT / "docs" / "containers.md").read_text("utf-8")
+    (commands,) = re.findall(r"^```sh\n(umask 077\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return commands + SEEN
+
+
+def check(folder):
+    """Check the run, and what the containers say of themselves."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert sorted(summary["hospitals"]) == HOSPITALS
+    assert tomllib.loads((folder / "config.toml").read_text())["sealed"] is True
+    for name in ("server", *HOSPITALS):
+        user, *rights = (folder / f"{name}.seen").read_text().splitlines()
+        assert user == "10001"
+        assert [line.split()[1].strip("0") for line in rights[:4]] == ["", "", "", "1"]
+        assert rights[4] == "writes at home"
+        sockets = [line.split() for line in rights[5:]]
+        listening = {tuple(words[1].split(":")) for words in sockets if words[3] == "0A"}
+        ports = {int(port, 16) for address, port in listening if not LOCAL.match(address)}
+        assert ports == ({9092} if name == "server" else set())
+
+
+@pytest.mark.slow
+def test_in_namespaces(tmp_path):
+    """Without an engine, by processes with the mounts, users and networks of compose.yaml."""
+    unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode or not shutil.which("ip"):
+        pytest.skip(f"It needs root, and the program ip. {tried.stderr}")
+    commands = lay_out(tmp_path)
+    stand_in = tmp_path / "bin" / "podman-compose"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {namespaces.__file__} "$@"\n')
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
+    go = [*unshare, "bash", "-exc", f"podman-compose networks\n{commands}"]
+    subprocess.run(go, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True)
+    check(tmp_path)
+
+
+@pytest.mark.slow
+def test_in_containers(tmp_path):
+    """With Podman, in an image of the Containerfile; BASE names the base image."""
+    if not (shutil.which("podman") and shutil.which("podman-compose")):
+        pytest.skip("There is no Podman here.")
+    base = os.environ.get("BASE", "docker.io/library/python:3.11-slim-bookworm")
+    pull = ["podman", "pull", "--quiet", base]
+    if subprocess.run(["podman", "image", "exists", base], check=False).returncode:
+        pulled = subprocess.run(pull, timeout=300, capture_output=True, text=True, check=False)
+        if pulled.returncode:
+            pytest.skip(f"There is no base image: {pulled.stderr}")
+    subprocess.run(["podman-compose", "build", "server"], cwd=ROOT, check=True)
+    try:
+        subprocess.run(["bash", "-exc", lay_out(tmp_path)], cwd=tmp_path, check=True)
+        check(tmp_path)
+    finally:
+        subprocess.run(["podman-compose", "down", "--volumes"], cwd=tmp_path, check=True)
