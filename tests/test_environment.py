@@ -15,12 +15,11 @@ READ = {
     "client_app/authority/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
     # Where the folder of stores is, for who names none; `hospital start` names one.
     "strategies/protocol/files.py": {"XDG_DATA_HOME"},
-    # What is logged.
-    "deploy/supervisor.py": {"FLWR_LOG_LEVEL", "PATH"},
+    # What is logged; no proxy to the own SuperLink.
+    "deploy/supervisor.py": {"FLWR_LOG_LEVEL", "NO_PROXY", "PATH", "no_proxy", "*"},
     "deploy/voice.py": {"FLWR_LOG_LEVEL"},
     "strategies/protocol/console.py": {"FLWR_LOG_LEVEL"},
-    # Proxies, and the server's own address.
-    "strategies/protocol/local.py": {"*"},
+    # The server's own address.
     "deploy/control.py": {"FEDHANDOFF_COMMANDS", "FLWR_OIDC_ENABLED"},
     # `hospital start` sets it: the approved code. A process without it does not start.
     "deploy/programs/flwr-clientapp": {"FEDHANDOFF_CODE"},
