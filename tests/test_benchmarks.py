@@ -1,18 +1,22 @@
 """The tables in benchmarks/ and their runner, without any run."""
 
 import json
+import math
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
+import torch
 from flwr.common.config import flatten_dict
 
-from benchmarks import markdown, membership, reproduce, simulation
+from benchmarks import markdown, membership, reproduce, simulation, spurious
 from benchmarks.losses import AWAY, Losses
 from benchmarks.reproduce import (
     TABLES,
@@ -27,7 +31,14 @@ from benchmarks.reproduce import (
 )
 from benchmarks.simulation import RunFailed
 from cli import main
-from strategies.protocol.settings import complete
+from learning.learners import LEARNERS
+from learning.learners.plain import Received
+from learning.models import Architecture
+from learning.samples import Samples
+from learning.suited import check_suited
+from learning.training import train
+from strategies.protocol.settings import Settings, complete
+from strategies.registry import strategy_of
 from tests.fakes import run_config, write_archive
 from warm.workers import Workers
 
@@ -126,6 +137,66 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
             assert all(0 < figure < 1 if fractions else figure > 1 for figure in figures)
     assert "/home" not in TABLES[name].read_text()
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
+
+
+CONTINUAL = (
+    *("split_cifar10", "mah_micro_imagenet", "ser_imagenet", "ser_spurious"),
+    *("twf_cifar10", "twf_cifar100", "twf_cub200"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONTINUAL)
+def test_the_rows_of_chapter_2_train_in_small(name):
+    """Each row's network and learner train in two tasks: four random images of two classes each.
+
+    Files are left out. A row that differs from an earlier one only in sizes is not trained again.
+    """
+    rng = np.random.default_rng(0)
+    public = random_images(rng, range(4))
+    trained = set()
+    for row in load(TABLES[name], [Path("/data")]).rows:
+        files = {key for key, value in row.settings.items() if str(value).startswith(("/", "npz:"))}
+        own = {key: value for key, value in row.settings.items() if key not in files}
+        size = min(own.get("reservoir.size", 0), 4)
+        own |= {"tasks": 2, "num-server-rounds": 2, "reservoir.size": size}
+        own |= {"twf.teacher-epochs": 1, "lwf.warm-up": 1, "train.learning-rate": 0.01}
+        if (key := tuple(sorted(own.items()))) in trained:
+            continue
+        trained.add(key)
+        settings = Settings.parse(complete(own))
+        learner = strategy_of(settings).learner
+        architecture = Architecture(settings.model, 3, 32, 32, 4)
+        check_suited(learner, architecture, settings)
+        network = architecture.build()
+        memory: dict[str, Any] = {}
+        rehearsal: dict[str, Any] = {}
+        for task in (1, 2):
+            samples = random_images(rng, range(2 * task - 2, 2 * task))
+            received = Received((), memory, rehearsal, task=task, public=public)
+            each = LEARNERS[learner](network, samples, settings, received)
+            metrics = train(each, settings.train, 1, rng, time.monotonic() + 600)
+            assert math.isfinite(metrics["train-loss"]), row.name
+            memory, rehearsal = dict(each.memory(rng)), dict(each.rehearsal())
+
+
+def random_images(rng, classes):
+    pixels = rng.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8)
+    labels = torch.arange(4) % len(classes) + min(classes)
+    return Samples(torch.from_numpy(pixels), labels)
+
+
+def test_spurious_brightness_by_hand(tmp_path):
+    """Class 0 is brighter by 5, class 9 by 50; 250 becomes 255. Test images stay."""
+    images, labels = np.full((2, 1, 1), 250, dtype=np.uint8), np.array([0, 9])
+    images[1] = 100
+    arrays: dict[str, Any] = {"x_train": images, "y_train": labels}
+    np.savez(tmp_path / "x.npz", **arrays, x_test=images, y_test=labels)
+    spurious.write(tmp_path / "x.npz")
+    with np.load(tmp_path / "x_spurious.npz") as found:
+        assert found["x_train"].flatten().tolist() == [255, 150]
+        assert found["x_test"].flatten().tolist() == [250, 100]
+        assert found["y_train"].tolist() == [0, 9]
 
 
 def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):

@@ -62,6 +62,19 @@ def soon():
 
 
 @pytest.mark.slow
+def test_linear_and_plan_write_a_curve_of_fig_3_6(hospital):
+    """A path has four points here."""
+    curves = []
+    for name in ("linear", "plan"):
+        make_buffer(hospital(name), 20, soon())
+        (folder,) = (hospital(name).store.folder / "gan").iterdir()
+        rows = (folder / name / "path-distances.csv").read_text("utf-8").splitlines()
+        curves.append([float(row.split(",")[1]) for row in rows[1:]])
+    assert [len(each) for each in curves] == [4, 4]
+    assert all(distance > 0 for curve in curves for distance in curve)
+
+
+@pytest.mark.slow
 def test_samplers_share_a_gan_and_have_buffers_and_pictures_of_their_own(hospital):
     random, made = (make_buffer(hospital(name), 20, soon()) for name in ("random", "lci"))
     (folder,) = (hospital("random").store.folder / "gan").iterdir()

@@ -19,6 +19,8 @@ continues, and later runs use it again.
         set-distances.png             distances of real images from their projections, and from the
                                       nearest image of the set
         set-nearest.png               some images: real, projected, nearest of the set
+        path-distances.csv            with linear and plan: distances of a path's points from real
+                                      images
 """
 
 import hashlib

@@ -51,6 +51,8 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)()
     if gan.sampler != "linear":  # "linear" needs no projection
         _draw(job, source, codes)
+    if gan.sampler in ("linear", "plan"):
+        _follow(job, source, codes)
     return codes
 
 
@@ -65,3 +67,17 @@ def _draw(job: Job, source: Source, codes: Codes) -> None:
     examples = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
     rows = torch.cat([real[examples], to_bytes(found.images[examples]), made[which[examples]]])
     save_grid(folder / "set-nearest.png", rows, len(examples), PIXELS)
+
+
+def _follow(job: Job, source: Source, codes: Codes) -> None:
+    """Write the distance of each point of a path to the nearest real image.
+
+    It is the first path of the first class. The samplers linear and plan join the same codes, so
+    their files are the two curves of the thesis' Fig. 3.6.
+    """
+    path = next(iter(codes.values()))[: source.effort.points]
+    made = render_codes(source.generator, path, job.seed)
+    far, _ = nearest(made, to_bytes(source.images), job.distance)
+    lines = [f"{number},{each:.6g}\n" for number, each in enumerate(far.tolist(), 1)]
+    text = "".join(["point,distance\n", *lines])
+    (job.pictures() / "path-distances.csv").write_text(text, encoding="utf-8")
