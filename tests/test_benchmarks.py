@@ -16,7 +16,7 @@ import tomli_w
 import torch
 from flwr.common.config import flatten_dict
 
-from benchmarks import markdown, membership, reproduce, simulation, spurious
+from benchmarks import markdown, membership, pgd, reproduce, simulation, spurious
 from benchmarks.losses import AWAY, Losses
 from benchmarks.reproduce import (
     TABLES,
@@ -197,6 +197,21 @@ def test_spurious_brightness_by_hand(tmp_path):
         assert found["x_train"].flatten().tolist() == [255, 150]
         assert found["x_test"].flatten().tolist() == [250, 100]
         assert found["y_train"].tolist() == [0, 9]
+
+
+def test_an_attack_moves_each_value_by_its_strength_towards_a_larger_loss():
+    """Logits x / 10 and 1 − x / 10 of a pixel x: class 0 is right where x > 5.
+
+    With ε = 4, 100 becomes 96; 3 becomes 0, the least. So one of two images is told right.
+    """
+    layer = torch.nn.Linear(1, 2)
+    layer.weight.data, layer.bias.data = torch.tensor([[0.1], [-0.1]]), torch.tensor([0.0, 1.0])
+    network = torch.nn.Sequential(torch.nn.Flatten(), layer)
+    images = torch.tensor([100.0, 3.0]).view(2, 1, 1, 1)
+    moved = pgd.attack(network, images, torch.zeros(2, dtype=torch.int64), 4.0)
+    assert moved.flatten().tolist() == [96.0, 0.0]
+    class_0 = torch.zeros(2, dtype=torch.int64)
+    assert pgd.accuracy(network, images.byte(), class_0, 4.0) == 0.5
 
 
 def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
