@@ -115,7 +115,6 @@ class Hospital:
             SettingsError: The network cannot be trained with DP-SGD, which the settings ask for.
         """
         architecture, settings = self.architecture, self.settings
-        architecture.check()
         with use_seed(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
         if settings.pretrained and not self.data.whole:

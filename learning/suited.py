@@ -1,22 +1,31 @@
 """A check before a run: can a learner train a network with the run's settings and images?
 
-`fedhandoff check` runs it, and each hospital when it enrols. A learner declares its needs
-in `tables` and `check_suited`.
+`fedhandoff check` runs it, and each hospital when it enrols. It judges all that both know. A
+learner declares its needs in `tables` and `check_suited`.
 """
 
 from learning.augmentation import check_augmentation
 from learning.dp_sgd import check_network
 from learning.learners import LEARNERS
 from learning.models import Architecture
+from learning.packing import activations
 from strategies.protocol.settings import Settings
 
 
-def check_suited(learner: str, architecture: Architecture, settings: Settings) -> None:
+def check_suited(
+    learner: str, architecture: Architecture, settings: Settings, *, sized: bool = True
+) -> None:
     """Refuse settings and networks with which visits would fail.
+
+    Args:
+        learner: The name of the learner.
+        architecture: The network that the visits train.
+        settings: The settings of the run.
+        sized: Whether the size of the images is known. Else the network is not tried on them.
 
     Raises:
         SettingsError: A setting that the learner reads cannot be used, or not with such images.
-        ModelError: The learner, or DP-SGD, cannot train the network.
+        ModelError: The learner, or DP-SGD, cannot train the network, or not on such images.
     """
     kind = LEARNERS[learner]
     kind.check(settings)
@@ -27,3 +36,5 @@ def check_suited(learner: str, architecture: Architecture, settings: Settings) -
     kind.check_suited(network, settings)
     if settings.train.dp.noise_multiplier:
         check_network(network)
+    if sized:
+        activations(architecture)

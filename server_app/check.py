@@ -104,12 +104,11 @@ def _check_models(settings: Settings, learner: str, size: int) -> None:
         try:
             pixels = settings.pixels or "unit"
             network = Architecture(name, *shape, 2, settings.mlp.widths, pixels)
-            trained = network
             if settings.train.freeze == "body":
-                trained = network.head(last_layer(network.skeleton()).in_features)
-            check_suited(learner, trained, settings)
-            if size:
-                network.check()
+                if size:
+                    network.check()  # the body computes the features
+                network = network.head(last_layer(network.skeleton()).in_features)
+            check_suited(learner, network, settings, sized=size > 0)
         except ModelError as error:
             text = f"The setting 'model' is {settings.model!r}. {error}"
             raise SettingsError(text) from error
