@@ -5,9 +5,8 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -59,7 +58,7 @@ def check_same(
         ParcelError: The classes, or their order, have changed.
     """
     terms = {key: value for key, value in settings.items() if key not in MAY_CHANGE}
-    kept = _terms(run)
+    kept = run.load_small("terms")
     if not kept or (classes and "classes" not in kept):
         own_folder(run.folder)
         with FileLock(run.folder / ".terms.lock"):
@@ -80,20 +79,6 @@ def check_same(
         require(now == then, key, now, f"{then!r}, as at the start, until the run ends")
     if classes and [*classes] != kept["classes"].tolist():
         raise ParcelError("The federation's classes differ from those of the run's start here.")
-
-
-def _terms(run: Store) -> Mapping[str, NDArray[Any]]:
-    """The terms of a run's first message here; empty before that message."""
-    path = run.folder / "terms.npz"
-    if not path.exists():
-        return {}
-    status = path.stat()
-    return _load_terms(run.folder, status.st_ino, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _load_terms(folder: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
-    return Store(folder).load("terms")
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:

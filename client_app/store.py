@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def own_draft(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
+@lru_cache(maxsize=64)
+def _load(path: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
+    return load(path)
+
+
 class Store:
     """Named sets of arrays in one folder.
 
@@ -88,9 +94,20 @@ class Store:
         path = self.folder / f"{name}.npz"
         return load(path) if path.exists() else {}
 
+    def load_small(self, name: str) -> Mapping[str, NDArray[Any]]:
+        """As `load`; an unchanged file is read once in a process."""
+        path = self.folder / f"{name}.npz"
+        if not path.exists():
+            return {}
+        status = path.stat()
+        return _load(path, status.st_ino, status.st_mtime_ns)
+
     def names(self, folder: str) -> list[str]:
         """The names of the sets in a folder such as "runs/1": the last parts, such as "home"."""
-        return [path.stem for path in (self.folder / folder).glob("*.npz")]
+        with suppress(FileNotFoundError):
+            files = os.listdir(self.folder / folder)
+            return [file.removesuffix(".npz") for file in files if file.endswith(".npz")]
+        return []
 
     def discard(self, name: str) -> None:
         """Delete the set of arrays under a name, if there is one."""

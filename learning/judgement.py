@@ -33,17 +33,20 @@ def random_samples(like: Samples, classes: int) -> Samples:
     They have the shape and the device of `like`. If `like` has features of a frozen network, they
     are random features of length 1.
     """
-    device = like.labels.device
-    pixels = _random_pixels((SAMPLE, *like.shape), like.pixels.dtype == torch.uint8).to(device)
-    return Samples(pixels, torch.arange(SAMPLE, device=device) % classes)
+    are_bytes, device = like.pixels.dtype == torch.uint8, like.labels.device
+    return _random_samples((SAMPLE, *like.shape), are_bytes, classes, device)
 
 
 @lru_cache(maxsize=4)  # all messages of a run need the same
-def _random_pixels(shape: tuple[int, ...], are_bytes: bool) -> Tensor:
+def _random_samples(
+    shape: tuple[int, ...], are_bytes: bool, classes: int, device: torch.device
+) -> Samples:
     noise = torch.Generator().manual_seed(0)
     if are_bytes:
-        return torch.randint(256, shape, generator=noise, dtype=torch.uint8)
-    return functional.normalize(torch.randn(shape, generator=noise))
+        pixels = torch.randint(256, shape, generator=noise, dtype=torch.uint8)
+    else:
+        pixels = functional.normalize(torch.randn(shape, generator=noise))
+    return Samples(pixels.to(device), torch.arange(SAMPLE, device=device) % classes)
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from socket import recv_fds, send_fds, socket
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
@@ -177,7 +177,7 @@ class Wire:
         record = self._received.find(number)
         if record is None:
             with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as memory:
-                record = records.receive(memory)[1].array_records["record"]
+                record = cast(ArrayRecord, records.receive(memory)[1]["record"])
             self._received.put(number, record, size_of(record))
             self._received.clear(self._keep_received)
         return ArrayRecord(dict(record))

@@ -132,7 +132,7 @@ def announced_members(run: Store, order: Order) -> list[str]:
         text = "\n".join(order.members).encode()
         run.save("members", {"announced": np.frombuffer(text, np.uint8)})
         return order.members
-    kept = run.load("members").get("announced") if order.members_hash else None
+    kept = run.load_small("members").get("announced") if order.members_hash else None
     members = [] if kept is None else kept.tobytes().decode().split("\n")
     if order.members_hash and hash_members(members) != order.members_hash:
         raise ParcelError("The order names a list of members that has not come to this hospital.")

@@ -35,7 +35,7 @@ from strategies.protocol import archive
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
-from strategies.protocol.records import ParcelError, array_records, from_record, to_record
+from strategies.protocol.records import ParcelError, array_records, to_record
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_json
 
@@ -99,7 +99,7 @@ class Seal:
 
     def close(self, parcel: RecordDict) -> RecordDict:
         """Seal all array records of a parcel for all members."""
-        manifest = from_record(Manifest, parcel.config_records["manifest"])
+        manifest = Manifest.read(parcel)
         records = {
             name: self._close(record, self._place(name, self.identity.name, manifest))
             for name, record in array_records(parcel).items()

@@ -25,7 +25,7 @@ from strategies.protocol.parcel import (
     restore_encoder,
     unbundle,
 )
-from strategies.protocol.records import ParcelError, UselessError
+from strategies.protocol.records import ParcelError, UselessError, find_record
 from strategies.protocol.soundness import flaw_of
 from strategies.protocol.sums import HOME, check_sums
 
@@ -104,11 +104,11 @@ def admit_trained(
         if replace(label, hashes=[]) != replace(wanted, hashes=[]):
             raise ParcelError("The label of the model is not that of the visit that was ordered.")
         check_same_layout(layout_of(parcel), layout)
-        if embeddings := parcel.array_records.get("embeddings"):
+        if embeddings := find_record(parcel, "embeddings", ArrayRecord):
             if not order.embeddings:
                 raise ParcelError("There are embeddings that the order did not ask for.")
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
-        if memory := parcel.array_records.get("memory"):
+        if memory := find_record(parcel, "memory", ArrayRecord):
             check_memory(memory, layout)
         state = parcel.array_records.get("optimizer")
         if (state is not None) != (optimizer and name == "visit"):
@@ -125,7 +125,7 @@ def admit_trained(
 
 def _check_sums_fit(parcel: RecordDict, order: Order, classes: int) -> None:
     """Refuse a parcel without the sums that its order asks for, or with others."""
-    sums = parcel.array_records.get("sums")
+    sums = find_record(parcel, "sums", ArrayRecord)
     if (sums is not None) != (order.learner == "sums" and order.leg != HOME):
         raise ParcelError("The parcel has sums that were not ordered, or lacks ordered ones.")
     if sums is not None and not order.sealed:
@@ -159,7 +159,7 @@ def _check_sound(parcel: RecordDict, came_from: RecordDict | None = None) -> Non
 
 
 def _arrays(parcel: RecordDict, name: str) -> dict[str, NDArray[Any]]:
-    record = parcel.array_records.get(name, ArrayRecord())
+    record = find_record(parcel, name, ArrayRecord) or ArrayRecord()
     return {key: values_of(array) for key, array in record.items()}
 
 

@@ -16,7 +16,7 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.common import log
 
 from strategies.engine.admission import admit, admit_trained
@@ -42,6 +42,7 @@ from strategies.engine.visit import Visit
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
+from strategies.protocol.records import find_record
 
 
 class Engine:
@@ -354,5 +355,5 @@ class Engine:
 
 def _embeddings(order: Order, parcel: RecordDict) -> dict[str, Any]:
     """The kind of embeddings that an order asks for, and their number in a parcel."""
-    record = parcel.array_records.get("embeddings")
+    record = find_record(parcel, "embeddings", ArrayRecord)
     return {"embeddings": order.embeddings, "came": record["labels"].shape[0] if record else 0}

@@ -24,6 +24,7 @@ from strategies.protocol.console import duration
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
+from strategies.protocol.records import find_record
 from strategies.protocol.settings import SettingsError
 
 PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
@@ -159,7 +160,7 @@ def _count_excused(run: Run, there: Collection[int]) -> int:
 
 def _card(answer: Delivery[Order]) -> ConfigRecord:
     """The card in an answer; empty if there is none."""
-    return answer.content.config_records.get("card", ConfigRecord())
+    return find_record(answer.content, "card", ConfigRecord) or ConfigRecord()
 
 
 def _registered_names(run: Run) -> dict[int, str]:

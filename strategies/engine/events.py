@@ -14,6 +14,7 @@ from flwr.app import MetricRecord, RecordDict
 from strategies.engine.courier import Delivery
 from strategies.protocol.files import FileError, open_checked
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.records import find_record
 from strategies.protocol.shapes import SHAPE, from_json
 
 FACTS = ("data", "train-images", "test-images", "own-settings")  # of a hospital's card
@@ -133,5 +134,5 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
 
 def figures(content: RecordDict) -> dict[str, float]:
     """The metrics of an answer, by name."""
-    record = content.metric_records.get("metrics", MetricRecord())
+    record = find_record(content, "metrics", MetricRecord) or MetricRecord()
     return {key: float(value) for key, value in record.items() if not isinstance(value, list)}

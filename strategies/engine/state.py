@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from strategies.engine.shelf import Shelf
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import drop_encoder
+from strategies.protocol.records import find_record
 from strategies.protocol.shapes import SHAPE, ShapeError, from_value
 
 AWAY = 0  # no node's id: a hospital has not come back since the run was resumed
@@ -126,7 +127,7 @@ class State:
     def encoder_arrays(self) -> Mapping[str, Array]:
         """The arrays of the encoder, by name; none if there is none."""
         parcel = self.shelf.get(self.encoder) if self.encoder else RecordDict()
-        return parcel.array_records.get("model", {})
+        return find_record(parcel, "model", ArrayRecord) or {}
 
     def strip_encoder(self, parcel: str) -> RecordDict:
         """A parcel of the shelf as it travels: without the encoder."""

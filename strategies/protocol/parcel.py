@@ -164,7 +164,7 @@ def parcel_in(content: RecordDict) -> RecordDict:
 
 def drop_encoder(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
     """A parcel whose model lacks the arrays of the encoder."""
-    model = parcel.array_records["model"]
+    model = array_records(parcel)["model"]
     rest = ArrayRecord({name: array for name, array in model.items() if name not in encoder})
     return RecordDict({**parcel, "model": rest})
 
@@ -293,7 +293,7 @@ def save(parcel: RecordDict, path: Path) -> None:
     """Write a parcel as an archive: arrays as `<record>/<array>`, and the manifest as JSON."""
     arrays = {
         f"{name}/{key}": array
-        for name, record in parcel.array_records.items()
+        for name, record in array_records(parcel).items()
         for key, array in record.items()
     }
     manifest = json.dumps(dict(parcel["manifest"]), indent=1)
