@@ -53,7 +53,7 @@ class Encoded:
     means: Tensor  # µ or f(x), [n, d]
     variances: Tensor  # σ², [n, d]; 0 for `ebr`
 
-    def outgoing(self) -> tuple[Tensor, Tensor]:
+    def outgoing_moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the numbers that would leave for each image, float64 [n, k]."""
         means, variances = self.means.double().cpu(), self.variances.double().cpu()
         if self.kind == "stats":
@@ -85,7 +85,7 @@ def audit_embeddings(
         DeadlineError: The deadline has passed.
     """
     rows, values = rows.cpu(), values.double().cpu()
-    means, variances = encoded.outgoing()
+    means, variances = encoded.outgoing_moments()
     stays = torch.ones(len(means), dtype=torch.bool)
     stays[rows] = False
     finite = all(bool(each.isfinite().all()) for each in (values, means, variances))

@@ -51,7 +51,7 @@ class Features:
     def __getitem__(self, chosen: Tensor) -> "Features":
         return Features(*(each[chosen] for each in vars(self).values()))
 
-    def of(self, label: int) -> Tensor:
+    def select_class(self, label: int) -> Tensor:
         """The features of a class."""
         return self.values[self.labels == label]
 
@@ -96,9 +96,9 @@ def audit_sums(
         missing if no class has two members and a held-out image.
     """
     pairs = {
-        "difference": _by_difference(noise, members, others, rng, scales),
-        "span": _by_class(_span, sent, members, others),
-        "likelihood": _by_class(_likelihood, sent, members, others),
+        "difference": _score_by_difference(noise, members, others, rng, scales),
+        "span": _score_by_class(_span, sent, members, others),
+        "likelihood": _score_by_class(_likelihood, sent, members, others),
     }
     found = {
         name: contrast(*pair) for name, pair in pairs.items() if len(pair[0]) > 1 and len(pair[1])
@@ -108,7 +108,7 @@ def audit_sums(
     return Report(leaks=leaks, evidence={"limit": limit, **evidence})
 
 
-def _by_difference(
+def _score_by_difference(
     noise: Moments,
     members: Features,
     others: Features,
@@ -122,7 +122,7 @@ def _by_difference(
         own = members.patients == patient
         z, weights, labels = members.values[own], members.weights[own], members.labels[own]
         chosen = int(labels[rng.integers(len(labels))])
-        outside = others.of(chosen)
+        outside = others.select_class(chosen)
         if not len(outside):
             continue
         mine, weight = z[labels == chosen], weights[labels == chosen]
@@ -136,7 +136,7 @@ def _by_difference(
     return own_scores, other_scores
 
 
-def _by_class(
+def _score_by_class(
     score: Callable[[Moments, int, Tensor], Tensor],
     sent: Moments,
     members: Features,
@@ -145,8 +145,8 @@ def _by_class(
     """Scores of all members and others whose class has both."""
     own, foreign = [np.empty(0)], [np.empty(0)]
     for label in members.labels.unique().tolist():
-        if len(outside := others.of(label)):
-            own.append(score(sent, label, members.of(label)).numpy())
+        if len(outside := others.select_class(label)):
+            own.append(score(sent, label, members.select_class(label)).numpy())
             foreign.append(score(sent, label, outside).numpy())
     return np.concatenate(own), np.concatenate(foreign)
 

@@ -44,7 +44,7 @@ class Command(TyperCommand):
         """
         for each in self.params:
             if isinstance(each.type, ClickPath) and each.name:
-                ctx.params[each.name] = _expanded(ctx.params[each.name])
+                ctx.params[each.name] = _expand(ctx.params[each.name])
         try:
             return super().invoke(ctx)
         except (ValueError, OSError, DeployError) as error:  # a user can mend these
@@ -79,7 +79,7 @@ def _name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def _expanded(value: Any) -> Any:
+def _expand(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [*map(_expanded, value)]
+        return [*map(_expand, value)]
     return value and os.path.expanduser(value)

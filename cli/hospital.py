@@ -49,7 +49,7 @@ def init(
     own = {
         "name": name,
         "data": _images(data),
-        "server": server or _asked("--server", "The server's host:port"),
+        "server": server or _ask("--server", "The server's host:port"),
         "members": members,
         "model": model,
     }
@@ -85,7 +85,7 @@ def join(
     print("The default settings of a run, by the default policy:")
     policy(DEFAULTS, "")
     images = _images(data)
-    if not yes and (_asked("--yes", "Approve this code and join? (yes or no)") != "yes"):
+    if not yes and (_ask("--yes", "Approve this code and join? (yes or no)") != "yes"):
         raise typer.Exit(1)
     own = {
         "name": found.hospital,
@@ -119,10 +119,10 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
 
 def _images(data: Path | None) -> str:
     """The absolute path of the hospital's images."""
-    return str((data or Path(_asked("--data", "The hospital's images")).expanduser()).absolute())
+    return str((data or Path(_ask("--data", "The hospital's images")).expanduser()).absolute())
 
 
-def _asked(option: str, question: str) -> str:
+def _ask(option: str, question: str) -> str:
     if not sys.stdin.isatty():
         raise UsageError(f"Missing option '{option}'.", get_current_context())
     return str(typer.prompt(question))

@@ -14,7 +14,7 @@ HOSPITAL, SERVER = "hospital.toml", "server.toml"
 PATHS = ("store", "data", "policy", "members")  # keys of hospital.toml
 
 
-def _own(context: typer.Context, chosen: Path) -> Path:
+def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
     """The hospital's folder; its hospital.toml gives the defaults of the other options."""
     from deploy.own_file import NODE_CONFIG, find_folder
 
@@ -75,7 +75,7 @@ Hospital = Annotated[
     Path,
     typer.Option(
         is_eager=True,
-        callback=_own,
+        callback=_hospital_folder,
         help="The hospital: a name below ~/fedhandoff, or a folder. Its hospital.toml has the "
         "defaults of the other options.",
         show_default="the folder that you are in",

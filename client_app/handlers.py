@@ -64,12 +64,12 @@ def prepare(message: Message, context: Context) -> Message:
         order, hospital = request.order, request.hospital
         network = hospital.first_model(order.own_start)
         # Numbers and hashes are about all images, for any task of the order.
-        disclosure = open_disclosure(replace(request, hospital=hospital.at(0)))
+        disclosure = open_disclosure(replace(request, hospital=hospital.select_task(0)))
         data = disclosure.data
         metrics = disclosure.counts()
         counts = count_images(data, disclosure.smallest, disclosure.number)
         counts = _numbers(counts, data.classes)
-        metrics |= {name: disclosure.rounded(count) for name, count in counts.items()}
+        metrics |= {name: disclosure.round_count(count) for name, count in counts.items()}
         secret = secret_of(hospital.store) if hospital.policy else b""
         card: dict[str, str | list[str] | list[int]] = {
             "data": data.kind,

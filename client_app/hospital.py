@@ -125,7 +125,7 @@ class Hospital:
             check_network(network)
         return network
 
-    def at(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":
+    def select_task(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":
         """The hospital with the images of a task (`LocalData.images_at`).
 
         Raises:

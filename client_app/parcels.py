@@ -67,7 +67,7 @@ def unpack(
         _check_fit(hospital, label)
         batch = hospital.settings.train.batch_size
         check_model(hospital.policy, label.architecture, request.message.content, batch)
-        local = kept.after(request.visit) if tested else kept.before(request.visit)
+        local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         beside: dict[str, dict[str, Tensor]] = {}
         if memory := find_record(opened, "memory", ArrayRecord):
@@ -140,7 +140,7 @@ def _encoder(request: Request) -> ArrayRecord:
     if not hash_:
         return ArrayRecord()
     sent = find_record(request.message.content, "encoder", ArrayRecord)
-    record = sent or _kept(hospital, f"encoders/{hash_}")
+    record = sent or _load_kept(hospital, f"encoders/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The encoder {hash_:.12} is missing, or has changed on its way.")
@@ -190,7 +190,7 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
 def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
-    record = sent or _kept(hospital, f"buffers/{hash_}")
+    record = sent or _load_kept(hospital, f"buffers/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
@@ -204,7 +204,7 @@ def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     return samples.to(hospital.device)
 
 
-def _kept(hospital: Hospital, name: str) -> ArrayRecord:
+def _load_kept(hospital: Hospital, name: str) -> ArrayRecord:
     """A record from an earlier message; empty if it is damaged or missing."""
     try:
         kept = hospital.store.load(name)

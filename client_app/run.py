@@ -242,11 +242,11 @@ class Kept:
         self.run = run
         self.kind = kind
 
-    def before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
+    def load_before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
         """The arrays of the last visit before this one; empty before the first."""
         return self._newest([each for each in self._visits() if each < visit])
 
-    def after(self, visit: Place) -> dict[str, NDArray[np.generic]]:
+    def load_after(self, visit: Place) -> dict[str, NDArray[np.generic]]:
         """The arrays of this visit, or else of the last one before it; empty without any."""
         return self._newest([each for each in self._visits() if each <= visit])
 

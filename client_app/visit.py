@@ -90,7 +90,7 @@ class Visit:
         self.label = self.old_label.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         self.alone = self.old_label.round == 0 and own
-        self.received = _received(request, self.old_label, beside)
+        self.received = _collect_received(request, self.old_label, beside)
         self.beside: dict[str, ArrayRecord] = {}
         self.snapshots: dict[str, RecordDict] = {}
 
@@ -252,11 +252,11 @@ def _private_steps(
     return PrivateSteps(plan, dp, secret), total
 
 
-def _received(
+def _collect_received(
     request: Request, label: Manifest, beside: Mapping[str, Mapping[str, Tensor]]
 ) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
-    kept = Kept(request.run, "rehearsal").before(request.visit)
+    kept = Kept(request.run, "rehearsal").load_before(request.visit)
     device = request.hospital.device
     return Received(
         open_buffers(request),

@@ -179,13 +179,13 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
         )
     if policy:
         paths["policy"] = policy
-    config = {"resident": True} | _parsed(hospital.node_config) | {"site": hospital.name}
+    config = {"resident": True} | _parse(hospital.node_config) | {"site": hospital.name}
     if hospital.members == "first-use":
         config["members"] = "first-use"
     return config | {key: str(path.absolute()) for key, path in paths.items()}
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     """Parse keys and values in Flower's notation: `model='resnet18' train.batch-size=8`.
 
     Raises:

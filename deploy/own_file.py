@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tomli_w
 
 from deploy.errors import DeployError
-from strategies.protocol.declared import between, condition, declare, keys_of, near_miss, read
+from strategies.protocol.declared import bounds, condition, declare, keys_of, near_miss, read
 from strategies.protocol.files import make_private, read_by_hand, replacing
 from strategies.protocol.names import RESERVED, is_name
 
@@ -25,7 +25,7 @@ Name = Annotated[
     ),
 ]
 Kind = Annotated[str, condition(lambda kind: kind in ("folder", "manifest"), "folder or manifest")]
-Port = Annotated[int, between(0, 65535)]
+Port = Annotated[int, bounds(0, 65535)]
 
 
 @declare

@@ -33,7 +33,7 @@ class Checkpoints:
         for folder in sorted(others):
             if (folder / "checkpoint.pt").exists():
                 content = _read(folder / "checkpoint.pt")
-                standing = _standing(content)
+                standing = _read_standing(content)
                 if content.get("first-phase") == self.first_phase and standing.phase > 1:
                     shutil.copy(folder / "plain.pt", self.folder / "plain.pt")
                     first = [each for each in standing.progress if each.phase == 1]
@@ -83,7 +83,7 @@ class Checkpoints:
         networks.load_state_dict(content["networks"])
         torch.set_rng_state(content["random"])
         torch.cuda.set_rng_state_all(content["random-cuda"])
-        return _standing(content)
+        return _read_standing(content)
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
@@ -101,6 +101,6 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _standing(content: dict[str, Any]) -> Standing:
+def _read_standing(content: dict[str, Any]) -> Standing:
     progress = [Check(**each) for each in content["standing"]["progress"]]
     return Standing(**{**content["standing"], "progress": progress})

@@ -23,7 +23,7 @@ SCALE, SHIFT = 1.25, 0.05  # largest factor of the size; largest shift, as a sha
 BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # largest distance of a factor from 1; tint: by channel
 
 
-def _none(images: Tensor, generator: torch.Generator) -> Tensor:
+def _keep(images: Tensor, generator: torch.Generator) -> Tensor:
     return images
 
 
@@ -154,7 +154,7 @@ class Draws:
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "none": _none,
+    "none": _keep,
     "flip": _flip,
     "flip-rotate": _flip_rotate,
     "crop-flip": _crop_flip,

@@ -43,7 +43,7 @@ def model_card(manifest: ModelManifest) -> str:
         f"inside the model (pixels = {_plain(shape.pixels)}).",
         *_frozen(shape),
         "## Who trained it",
-        *_training(manifest),
+        *_training_lines(manifest),
         "## Where it was tested",
         *_tests(manifest),
         "## What it is not for",
@@ -80,7 +80,7 @@ def _form(manifest: ModelManifest) -> str:
     return ", ".join(f"{key} = {_plain(manifest.settings[key])}" for key in FORM)
 
 
-def _training(manifest: ModelManifest) -> Iterator[str]:
+def _training_lines(manifest: ModelManifest) -> Iterator[str]:
     places = dict(each.partition("=")[::2] for each in manifest.not_own)
     trainers = {name for k, name in enumerate(manifest.visited, 1) if str(k) not in places}
     if manifest.visited:

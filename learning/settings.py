@@ -13,7 +13,7 @@ from strategies.protocol.declared import (
     ShareAboveZero,
     ShareBelowOne,
     TwoOrMore,
-    between,
+    bounds,
     condition,
     declare,
     pattern,
@@ -90,7 +90,7 @@ class ReservoirSettings:
     """A hospital's reservoir: the keys `reservoir.*`."""
 
     # 2 at least, because BatchNorm cannot train on one image.
-    size: Annotated[int, between(0, 100_000), condition(lambda n: n != 1, "0, or 2 or more")]
+    size: Annotated[int, bounds(0, 100_000), condition(lambda n: n != 1, "0, or 2 or more")]
     batch_size: TwoOrMore
 
 
@@ -115,7 +115,7 @@ class LwFSettings:
     """Learning without forgetting: the keys `lwf.*`."""
 
     alpha: Amount
-    warm_up: Annotated[int, between(0, 100)]
+    warm_up: Annotated[int, bounds(0, 100)]
 
 
 @declare

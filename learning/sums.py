@@ -72,7 +72,7 @@ class Sums:
         return {name: tensor.numpy() for name, tensor in vars(self).items()}
 
     @classmethod
-    def of(cls, arrays: Mapping[str, NDArray[np.int64]]) -> "Sums":
+    def from_arrays(cls, arrays: Mapping[str, NDArray[np.int64]]) -> "Sums":
         """The sums in arrays that `arrays` has returned."""
         return cls(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
@@ -116,7 +116,7 @@ def compute_sums(
         classes: Number of classes, K.
         weights: Weights of the images, from 0 to 1, float [n]; None = 1.
     """
-    z = _shortened(features)
+    z = _shorten(features)
     weights = z.new_ones(len(z)) if weights is None else weights.double()
     steps = (z * weights.sqrt()[:, None] * GRID).trunc()
     parts = (z * weights[:, None] * GRID).trunc() * GRID
@@ -141,8 +141,8 @@ def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tens
         rng: Decides on the signs; the same at all hospitals.
     """
     if not dimensions:
-        return _shortened(features)
-    return _shortened(_shortened(features) @ _signs(dimensions, features.shape[1], rng).T)
+        return _shorten(features)
+    return _shorten(_shorten(features) @ _signs(dimensions, features.shape[1], rng).T)
 
 
 def lift(head: Tensor, width: int, rng: np.random.Generator) -> Tensor:
@@ -159,7 +159,7 @@ def _signs(dimensions: int, width: int, rng: np.random.Generator) -> Tensor:
     return torch.from_numpy(signs / dimensions**0.5)
 
 
-def _shortened(vectors: Tensor) -> Tensor:
+def _shorten(vectors: Tensor) -> Tensor:
     """Vectors [n, d] as doubles; those longer than 1 are scaled to 1."""
     vectors = vectors.double().cpu()
     lengths: Tensor = vectors.norm(dim=1, keepdim=True)
@@ -290,4 +290,6 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
     width = like.firsts.shape[1]
     rows, columns = np.triu_indices(width)
     drawn["seconds"][:, rows != columns] /= 2**0.5
-    return Sums.of({name: np.rint(array).astype(np.int64) for name, array in drawn.items()})
+    return Sums.from_arrays(
+        {name: np.rint(array).astype(np.int64) for name, array in drawn.items()}
+    )

@@ -155,7 +155,7 @@ class Asynchronous(Strategy):
         """Whether to ask now: with `next` always, with `idle` if no model is there to train."""
         return self.times.tests == "next" or not state.queues.get(hospital)
 
-    def returned(self, state: State, hospital: str) -> None:
+    def take_back(self, state: State, hospital: str) -> None:
         """End a hospital's rest: it is drawn again, and takes a model at once."""
         if hospital in state.resting:
             state.resting.remove(hospital)
@@ -165,7 +165,7 @@ class Asynchronous(Strategy):
         """Start to count visits again, and end all rests."""
         state.finished = 0
         for hospital in [*state.resting]:
-            self.returned(state, hospital)
+            self.take_back(state, hospital)
 
     def holders(self, state: State) -> dict[str, str]:
         """The model that each hospital trains now or next."""

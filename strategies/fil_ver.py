@@ -103,7 +103,7 @@ class FilVer(FedAvg):
         """First one hospital trains the encoder; then all present ones train the classifier."""
         present = self.present(state)
         if not state.encoder:  # if one hospital fails the next one is asked
-            return [self._pretraining(present[state.hop])] if state.hop < len(present) else []
+            return [self._pretraining_visit(present[state.hop])] if state.hop < len(present) else []
         if len(state.models) > 1:  # each hospital has a copy
             return []
         if self.own.offline:
@@ -116,9 +116,9 @@ class FilVer(FedAvg):
     def kinds(self) -> list[Visit]:
         """A visit that trains the classifier, and one that trains the encoder."""
         trains = self.visit("", GLOBAL, test=True, embeddings=self.sent)
-        return [trains] if self.own.pretrain == "none" else [trains, self._pretraining("")]
+        return [trains] if self.own.pretrain == "none" else [trains, self._pretraining_visit("")]
 
-    def _pretraining(self, hospital: str) -> Visit:
+    def _pretraining_visit(self, hospital: str) -> Visit:
         chosen: dict[str, Images] = {"pooled": "everyone", "first-hospital": "own"}
         return self.visit(
             hospital,

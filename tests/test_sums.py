@@ -57,7 +57,9 @@ def federate(tmp_path, failing_at=(), **changes):
 
 def total(state):
     (parcel,) = parcels_of(state).values()
-    return Sums.of({name: each.numpy() for name, each in parcel.array_records["sums"].items()})
+    return Sums.from_arrays(
+        {name: each.numpy() for name, each in parcel.array_records["sums"].items()}
+    )
 
 
 def own(tmp_path, index, **changes):

@@ -41,7 +41,7 @@ def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
 
 def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:
     """Write facts and records with a function that takes bytes; see `send`."""
-    records = [_described(name, record) for name, record in content.items()]
+    records = [_describe(name, record) for name, record in content.items()]
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in array_records(content).values() for array in record.values()]
     if len(head) > HEAD or sum(len(array.data) for array in arrays) > ARRAYS:
@@ -68,7 +68,7 @@ def receive(file: Readable) -> tuple[list[Any], RecordDict]:
     return facts, RecordDict({name: _record(kind, values, file) for name, kind, values in records})
 
 
-def _described(name: str, record: Any) -> tuple[str, str, list[Any]]:
+def _describe(name: str, record: Any) -> tuple[str, str, list[Any]]:
     kind = next(kind for kind, each in KINDS.items() if isinstance(record, each))
     if kind != "arrays":
         return name, kind, list(record.items())

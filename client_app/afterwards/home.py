@@ -53,7 +53,7 @@ def keep_tested(
     """Keep a model and its released figures after its last test, unless a later one is at home."""
     request = disclosure.request
     if _keeps_final(request):
-        with _undisturbed(request):
+        with _suppress_failure(request):
             path = _folder(request) / file_name(label.lineage)
             manifest = _manifest(disclosure, label, figures)
             if age_of(path) <= manifest.age:
@@ -67,7 +67,7 @@ def keep_visit(
     request, name = disclosure.request, "accuracy-after-visit"
     figures = {"accuracy": metrics[name]} if name in metrics else {}
     if request.hospital.keep == "visits" and not request.is_rewind:
-        with _undisturbed(request):
+        with _suppress_failure(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
             path = _folder(request, "visits") / file
             _save(request.hospital, path, network, _manifest(disclosure, label, figures))
@@ -77,7 +77,7 @@ def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> Non
     """Keep the hospital's own model, before the first hand-off."""
     request = disclosure.request
     if request.hospital.keep != "none":
-        with _undisturbed(request):
+        with _suppress_failure(request):
             path = _folder(request, "own") / file_name(request.hospital.name)
             _save(request.hospital, path, network, _manifest(disclosure, label, {}))
 
@@ -95,7 +95,7 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
     """
     if not _keeps_final(request):
         return
-    with _undisturbed(request):
+    with _suppress_failure(request):
         folder, site = _folder(request), request.hospital.name
         if own is not None and (folder / "own" / file_name(site)).exists():
             scores = {**scores, f"own/{site}": own}
@@ -126,7 +126,7 @@ def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) ->
 def keep_ensemble(request: Inquiry, figures: Mapping[str, float]) -> None:
     """Write the test figures of the models' mean."""
     if _keeps_final(request):
-        with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
+        with _suppress_failure(request), replacing(_folder(request) / "ensemble.json") as draft:
             draft.touch(mode=0o600)
             draft.write_text(json.dumps({request.hospital.name: figures}), encoding="utf-8")
 
@@ -282,7 +282,7 @@ def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelMan
 
 
 @contextmanager
-def _undisturbed(request: Inquiry) -> Iterator[None]:
+def _suppress_failure(request: Inquiry) -> Iterator[None]:
     """Measure the time of the block; log its failure and suppress it."""
     try:
         with request.clock.measure("serialise"):

@@ -212,9 +212,9 @@ def open_index(path: Path) -> Iterator[Index]:
         sqlite3.Error: The index is damaged.
     """
     own_folder(path.parent)
-    with open(path, "ab+", buffering=0, opener=_private) as file:
+    with open(path, "ab+", buffering=0, opener=_open_private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        open(index_of(path), "ab", opener=_private).close()  # SQLite would let others read it
+        open(index_of(path), "ab", opener=_open_private).close()  # SQLite would let others read it
         with closing(sqlite3.connect(index_of(path), isolation_level=None)) as rows, rows:
             try:
                 rows.executescript(TABLES)
@@ -224,5 +224,5 @@ def open_index(path: Path) -> Iterator[Index]:
             yield Index(path, file, rows)
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)

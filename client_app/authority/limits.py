@@ -43,11 +43,11 @@ def check_model(
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
         policy.models.uphold("max-megabytes", size / MB)
-        needed = count_bytes(content) + COPIES * size + _computed(architecture, batch)
+        needed = count_bytes(content) + COPIES * size + _activation_bytes(architecture, batch)
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 
-def _computed(architecture: str, batch: int) -> int:
+def _activation_bytes(architecture: str, batch: int) -> int:
     """Bytes of the activations of a network for a batch of images."""
     network = Architecture.from_json(architecture)
     kept, largest = activations(network)
@@ -67,7 +67,7 @@ def check_pass(machine: MachineRules | None, network: Architecture, images: int)
     """
     if machine:
         weights = sum(tensor.nbytes for tensor in network.layout.values())
-        needed = weights + 3 * images * activations(network)[1]  # 3: see `_computed`
+        needed = weights + 3 * images * activations(network)[1]  # 3: see `_activation_bytes`
         machine.uphold("max-memory-gb", needed / GB)
 
 

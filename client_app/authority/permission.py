@@ -65,7 +65,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
             named = replace(settings, model=hospital.model)
             uphold(_weights_ruling(policy, named, hospital.data))
     if not joins:  # at enrolment the classes of the federation are unknown
-        hospital = hospital.at(order.task, order.so_far)
+        hospital = hospital.select_task(order.task, order.so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
         hospital.everyone()  # refuses
     trains = verb.startswith("train") and order.images == "own"

@@ -72,7 +72,7 @@ class Account:
                 rules.uphold("max-delta", delta)
                 # The bound of dp-accounting exceeds the exact value in the last digits.
                 rules.uphold("max-epsilon", round(total, 3))
-            with open(self.path, "a", encoding="utf-8", opener=_for_owner) as file:
+            with open(self.path, "a", encoding="utf-8", opener=_open_private) as file:
                 file.write("\n" + json.dumps(asdict(spent)))  # the last line may be incomplete
                 file.flush()
                 os.fsync(file.fileno())
@@ -127,5 +127,5 @@ def epsilon(releases: Sequence[Spent], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _for_owner(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, mode=0o600)

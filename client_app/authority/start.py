@@ -45,9 +45,9 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     rules = own.policy_file
     Policy.read(rules)
     sentences = [
-        f"Policy: {_hashed(rules)}"
+        f"Policy: {_file_and_hash(rules)}"
         if rules
-        else f"Policy: none, so the defaults hold ({_hashed(DEFAULTS)})."
+        else f"Policy: none, so the defaults hold ({_file_and_hash(DEFAULTS)})."
     ]
     members, site = own.members, own.site
     store = Path(own.store_dir or DEFAULT).expanduser() / site
@@ -62,12 +62,12 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         if not os.path.lexists(pins := store / "members"):
             return [*sentences, "Members: none yet; the members of the first run are trusted."]
         read_members(pins)
-        return [*sentences, f"Members: {_hashed(pins)}"]
+        return [*sentences, f"Members: {_file_and_hash(pins)}"]
     path = Path(members).expanduser()
     if str(read_members(path).get(site)) != str(identity.member):
         line = member_line(site, identity.member).strip()
         raise OwnError(WHAT, f"{path} has no line with this hospital's key. It must have: {line}")
-    return [*sentences, f"Members: {_hashed(path)}"]
+    return [*sentences, f"Members: {_file_and_hash(path)}"]
 
 
 def find_policy(folder: Path) -> Path | None:
@@ -90,7 +90,7 @@ def find_policy(folder: Path) -> Path | None:
     return None
 
 
-def _hashed(path: Path) -> str:
+def _file_and_hash(path: Path) -> str:
     return f"{path}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 

@@ -15,7 +15,7 @@ import torch
 
 from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
-from client_app.datasets.features import with_features
+from client_app.datasets.features import add_features
 from client_app.datasets.hub import load_hub
 from client_app.datasets.local import LocalData
 from client_app.datasets.npz import load_npz
@@ -224,4 +224,4 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
     images = Form.from_settings(settings).apply(torch.from_numpy(pool.images)).numpy()
     pool = replace(pool, images=images, kind=pool.kind or name)
     frozen = settings.train.freeze == "body"
-    return with_features(pool, settings, store, machine) if frozen else pool
+    return add_features(pool, settings, store, machine) if frozen else pool

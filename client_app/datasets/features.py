@@ -36,9 +36,7 @@ BATCH = 32  # images in a pass
 SAVED = 16 * BATCH  # images between two saves
 
 
-def with_features(
-    pool: Pool, settings: Settings, store: Path, machine: MachineRules | None
-) -> Pool:
+def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRules | None) -> Pool:
     """The pool with features [N, d, 1, 1] instead of images.
 
     Args:
@@ -63,12 +61,12 @@ def with_features(
     identities = _identities(pool)
     ids = np.array(identities)
     with FileLock(file.with_name("lock")):  # simulated hospitals may share a data set
-        table = _kept(file, body.width)
+        table = _load_kept(file, body.width)
         if not np.array_equal(table["id"], ids):
             check_pass(machine, whole, BATCH)
             check_disk(machine, store, len(ids) * table.itemsize)
             _compute(file, ids, table, pool, body)
-            table = _kept(file, body.width)
+            table = _load_kept(file, body.width)
     hashes = None if pool.contents else [each.decode() for each in identities]
     z = table["z"][:, :, None, None]
     return replace(pool, images=z, rows=None, pixel_hashes=hashes, whole=whole)
@@ -87,7 +85,7 @@ def _identities(pool: Pool) -> list[bytes]:
     return [hashlib.sha256(part).hexdigest().encode() for part in parts]
 
 
-def _kept(file: Path, width: int) -> NDArray[np.void]:
+def _load_kept(file: Path, width: int) -> NDArray[np.void]:
     """The table in a file, mapped; empty if there is no file."""
     if file.exists():
         # Copy on write, since torch wants writable arrays.

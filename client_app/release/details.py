@@ -337,7 +337,7 @@ class Details:
             for k in self._classes
         }
         told = {"num-patients": float(len(np.unique(self._patients))), **of_class}
-        return {name: self.disclosure.rounded(count) for name, count in told.items()}
+        return {name: self.disclosure.round_count(count) for name, count in told.items()}
 
     def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:

@@ -133,10 +133,10 @@ class Disclosure(ABC):
         return {
             "num-train": self.number(self.data.train.strata[self.learnt]),
             "num-test": self.number(self.strata),
-            "num-quarantined": self.rounded(self.data.quarantined),
+            "num-quarantined": self.round_count(self.data.quarantined),
         }
 
-    def rounded(self, count: float) -> float:
+    def round_count(self, count: float) -> float:
         """A number of images or patients, rounded to whole groups of `smallest`."""
         return float(self.smallest * math.floor(count / self.smallest + 0.5))
 
@@ -150,8 +150,8 @@ class Disclosure(ABC):
             strata: Class of each image within its task [n].
         """
         if self.tasks is None:
-            return self.rounded(len(strata))
-        return sum(map(self.rounded, np.unique(strata, return_counts=True)[1].tolist()), 0.0)
+            return self.round_count(len(strata))
+        return sum(map(self.round_count, np.unique(strata, return_counts=True)[1].tolist()), 0.0)
 
     def admit(self, model: str, label: Manifest | None = None) -> None:
         """Refuse to test a model, or count it.
@@ -434,7 +434,7 @@ class Noised(Disclosure):
         told = {name: _two_digits(figure) for name, figure, _ in enough}
         if linked := told.keys() & {"embedding-linked"}:
             exact = figures["embedding-linked"] * patients
-            told |= dict.fromkeys(linked, min(self.rounded(exact) / patients, 1.0))
+            told |= dict.fromkeys(linked, min(self.round_count(exact) / patients, 1.0))
         return told
 
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
@@ -473,7 +473,8 @@ class Noised(Disclosure):
             if step <= COARSEST:
                 noise = self.noise.table(f"prototype {label}", model, (features.shape[1],))
                 told = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
-                means[label], counts[label] = bound * told, self.rounded((labels == label).sum())
+                means[label] = bound * told
+                counts[label] = self.round_count((labels == label).sum())
                 one, other = own[: len(own) // 2 * 2].unflatten(0, (-1, 2)).unbind(dim=1)
                 apart.append((one - other).square().sum(dim=1).clamp(max=2) / 2)
         if not apart:

@@ -74,7 +74,7 @@ class Pass(Learner):
             ParcelError: The kept prototypes have features of another network.
         """
         self.network = as_rotation_network(self.model)
-        none = self._none()
+        none = self._empty_prototypes()
         self.kept = self.received.rehearsal or none
         check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
         self.classes = self.samples.labels.unique()  # of the task
@@ -84,7 +84,7 @@ class Pass(Learner):
         self.prototypes = self.kept
         self.augmented = _known_classes(self.prototypes)
 
-    def _none(self) -> dict[str, Tensor]:
+    def _empty_prototypes(self) -> dict[str, Tensor]:
         """Empty prototypes: means [K, d], numbers of images [K], and r."""
         head = self.network.head
         means = head.weight.new_zeros(head.out_features // TURNS, head.in_features)
@@ -154,7 +154,7 @@ class FedSpace(Pass):
         super().begin_visit()
         self.weight = self.settings.section(*self.tables[1]).representation_weight
         if memory := self.received.memory:
-            check_layout(memory, self._none(), "The prototypes")
+            check_layout(memory, self._empty_prototypes(), "The prototypes")
             if memory["radius"] < 0:
                 raise ParcelError("The prototypes have a negative radius.")
             self.prototypes = dict(memory)

@@ -16,7 +16,7 @@ from torch import nn
 
 from learning.errors import ModelError
 from learning.models.embedding import EmbeddingNetwork
-from learning.models.frozen import head, with_unit_features
+from learning.models.frozen import head, use_unit_features
 from learning.models.pixels import SCALES, scale_input
 from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
 from learning.models.saliency import SER_NETWORKS
@@ -99,7 +99,7 @@ class Architecture:
             network = torchvision_model(self)
         scale_input(network, self.pixels)
         if self.frozen:
-            with_unit_features(network)
+            use_unit_features(network)
         return network
 
     def blank(self) -> nn.Module:

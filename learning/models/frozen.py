@@ -28,7 +28,7 @@ def head(architecture: "Architecture") -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(architecture.channels, architecture.classes))
 
 
-def with_unit_features(network: nn.Module) -> None:
+def use_unit_features(network: nn.Module) -> None:
     """Make the last linear layer of a network see features of length 1.
 
     Raises:

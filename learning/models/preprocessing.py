@@ -72,7 +72,7 @@ def preprocessing(model: str, source: str) -> Preprocessing | None:
                 f"The setting 'pretrained' names no exported model. {error}"
             ) from error
         return Preprocessing(network.pixels, network.height)
-    return _published(model)
+    return _published_preprocessing(model)
 
 
 def is_exported(source: str) -> bool:
@@ -87,7 +87,7 @@ def is_exported(source: str) -> bool:
 
 
 @cache
-def _published(model: str) -> Preprocessing | None:
+def _published_preprocessing(model: str) -> Preprocessing | None:
     """The preprocessing of the weights that a library publishes for a network."""
     if model.startswith(TIMM):
         config = timm_config(model)

@@ -115,7 +115,7 @@ def _weights(network: nn.Module, name: str, source: str) -> Any:
         return _lite0(network, name)
     if source != IMAGENET:
         return _file(Path(source))
-    return _of_timm(name) if name.startswith(TIMM) else _imagenet(name)
+    return _timm_weights(name) if name.startswith(TIMM) else _imagenet(name)
 
 
 def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
     return dict(zip(network.state_dict(), found.values(), strict=True))
 
 
-def _of_timm(name: str) -> dict[str, Tensor]:
+def _timm_weights(name: str) -> dict[str, Tensor]:
     """The weights that timm publishes for a network of this name."""
     config = timm_config(name)
     import timm

@@ -259,7 +259,7 @@ class Engine:
                     self._join(hospital)
                 elif delivery.failure is None:
                     self.run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
-                    self.strategy.returned(self.state, hospital)
+                    self.strategy.take_back(self.state, hospital)
 
     def _pay(self, hospital: str) -> None:
         """Note that a hospital owes one answer less."""
@@ -350,7 +350,7 @@ class Engine:
         self.strategy.start(state, take_first(run, delivery, []))
         self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
-            self.strategy.returned(state, hospital)
+            self.strategy.take_back(state, hospital)
 
 
 def _embeddings(order: Order, parcel: RecordDict) -> dict[str, Any]:

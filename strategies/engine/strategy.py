@@ -110,7 +110,7 @@ class Strategy(ABC):
         """Whether a hospital is asked now for the tests that it owes."""
         return True
 
-    def returned(self, state: State, hospital: str) -> None:  # noqa: B027 - for those that wait
+    def take_back(self, state: State, hospital: str) -> None:  # noqa: B027 - for those that wait
         """Take back a hospital that failed, while visits go on; methods that wait do nothing."""
 
     def present(self, state: State) -> list[str]:

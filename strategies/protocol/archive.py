@@ -61,7 +61,7 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
     """
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}
-    with _unzipped(file) as archive:
+    with _open_zip(file) as archive:
         _check_stored(archive)
         for entry in archive.infolist():
             content = archive.read(entry)
@@ -73,7 +73,7 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 @contextmanager
-def _unzipped(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
+def _open_zip(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
             if len(set(archive.namelist())) < len(archive.namelist()):
@@ -108,7 +108,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
         OSError: The file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    with open_checked(path, MOST) as file, _unzipped(file) as archive:
+    with open_checked(path, MOST) as file, _open_zip(file) as archive:
         entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
         if (whole := sum(entry.file_size for entry in entries)) > ROOM + UNPACKED * size:
             raise ArchiveError(

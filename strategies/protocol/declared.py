@@ -68,17 +68,17 @@ def choice(names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def between(least: float, most: float) -> Any:
+def bounds(least: float, most: float) -> Any:
     """An annotation of numbers from `least` to `most`."""
     return Field(ge=least, le=most)
 
 
-Count = Annotated[int, between(0, MOST)]
-OneOrMore = Annotated[int, between(1, MOST)]
-TwoOrMore = Annotated[int, between(2, MOST)]
-Amount = Annotated[float, between(0, MOST)]
+Count = Annotated[int, bounds(0, MOST)]
+OneOrMore = Annotated[int, bounds(1, MOST)]
+TwoOrMore = Annotated[int, bounds(2, MOST)]
+Amount = Annotated[float, bounds(0, MOST)]
 AboveZero = Annotated[float, Field(gt=0, le=MOST)]
-Share = Annotated[float, between(0, 1)]
+Share = Annotated[float, bounds(0, 1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -154,12 +154,12 @@ def _read(
                 text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
                 problems.setdefault(key, text)
             elif name not in tables:  # these report problems of their own
-                allowed = _allowed(each, table.__pydantic_fields__[name])
+                allowed = _allowed_values(each, table.__pydantic_fields__[name])
                 problems.setdefault(key, refusal(key, given[name], allowed))
     return None
 
 
-def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
+def _allowed_values(error: Mapping[str, Any], field: FieldInfo) -> str:
     """The allowed values of a field, in words, from pydantic's error about its present value."""
     match error["type"]:
         case "value_error":

@@ -32,7 +32,7 @@ from strategies.protocol.declared import (
     Share,
     ShareBelowOne,
     TwoOrMore,
-    between,
+    bounds,
     condition,
     declare,
     excerpt,
@@ -142,7 +142,7 @@ class TrainSettings:
     batch_size: TwoOrMore
     batch_sizes: Annotated[str, _numbers(2)]
     class_balance: Literal["none", "sampler", "loss"]
-    focal_gamma: Annotated[float, between(0, 10)]
+    focal_gamma: Annotated[float, bounds(0, 10)]
     optimizer: Literal["adam", "sgd"]
     optimizer_state: Literal["fresh", "travels"]
     learning_rate: AboveZero
@@ -299,9 +299,9 @@ class Settings:
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
     pixels: Literal["", "unit", "symmetric", "per-image", "imagenet", "lite"]
-    seed: Annotated[int, between(0, LARGEST)]
-    cpu_threads: Annotated[int, between(1, 1024)]
-    workers: Annotated[int, between(-1, 1024)]
+    seed: Annotated[int, bounds(0, LARGEST)]
+    cpu_threads: Annotated[int, bounds(1, 1024)]
+    workers: Annotated[int, bounds(-1, 1024)]
     baseline: Literal["", "standalone"]
     output_dir: Annotated[str, pattern("[/~].*", _PLACE)]
     tracking: str

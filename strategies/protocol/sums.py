@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
 
-from strategies.protocol.declared import Amount, Count, Probability, between, declare
+from strategies.protocol.declared import Amount, Count, Probability, bounds, declare
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import require
 
@@ -23,8 +23,8 @@ class SumsSettings:
 
     weights: Literal["images", "equal"]
     ridge: Amount  # λ; 0 = by validation
-    kappa: Annotated[int, between(-1, 1000)]  # κ; -1 = by validation
-    dimensions: Annotated[Count, between(0, WIDEST)]  # d'
+    kappa: Annotated[int, bounds(-1, 1000)]  # κ; -1 = by validation
+    dimensions: Annotated[Count, bounds(0, WIDEST)]  # d'
     epsilon: Amount
     delta: Probability
 

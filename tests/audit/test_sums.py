@@ -23,7 +23,7 @@ def features(count, seed, patients=None):
 def moments(images, noise=0.0, seed=0):
     """The sums of images, and their noise."""
     rng = np.random.default_rng(seed)
-    parts = [images.of(c) for c in (0, 1)]
+    parts = [images.select_class(c) for c in (0, 1)]
     exact = (
         torch.tensor([float(len(z)) for z in parts]),
         torch.stack([z.sum(dim=0) for z in parts]),

@@ -78,7 +78,7 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
         node_config=found.node_config,
         runtime_port=9095,
     )
-    assert hospital._parsed(found.node_config) == {**config, "dataset": "folder"}
+    assert hospital._parse(found.node_config) == {**config, "dataset": "folder"}
     given = ("--server", "other:1", "--members", "first-use", "--any-code")
     assert call("hospital", "start", "--hospital", graz, *given)[0] == 0
     assert (started[1].server, started[1].members) == ("other:1", "first-use")

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from client_app.app import app
-from client_app.release.embeddings.sample import outgoing
+from client_app.release.embeddings.sample import outgoing_form
 from learning.models import Architecture
 from learning.models.embedding import EmbeddingNetwork
 from learning.packing import pack_network
@@ -30,15 +30,15 @@ CONFIG = run_config(strategy="fil-ver", train__epochs=1, filver__share=0.2)
 def test_what_leaves_by_hand():
     means, log_sigmas = torch.tensor([[3.0, 4.0]]), torch.tensor([[math.log(2), 0.0]])
     embeddings = torch.stack([means, log_sigmas], dim=1)
-    assert outgoing(embeddings, "stats", rng_for(0, "x")).tolist() == [[[3, 4], [4, 1]]]
+    assert outgoing_form(embeddings, "stats", rng_for(0, "x")).tolist() == [[[3, 4], [4, 1]]]
     noise = rng_for(0, "x").standard_normal((1, 2), np.float32)[0]
-    sampled = outgoing(embeddings, "sampled", rng_for(0, "x"))[0, 0]
+    sampled = outgoing_form(embeddings, "sampled", rng_for(0, "x"))[0, 0]
     assert sampled.tolist() == pytest.approx([3 + 2 * noise[0], 4 + noise[1]])
     alone = means[:, None]
-    assert torch.equal(outgoing(alone, "ebr", rng_for(0, "x")), alone)
+    assert torch.equal(outgoing_form(alone, "ebr", rng_for(0, "x")), alone)
     for wrong, kind in ((alone, "sampled"), (alone, "stats"), (embeddings, "ebr")):
         with pytest.raises(ParcelError, match=f"does not fit embeddings of kind '{kind}'"):
-            outgoing(wrong, kind, rng_for(0, "x"))
+            outgoing_form(wrong, kind, rng_for(0, "x"))
 
 
 @pytest.fixture(scope="module")

@@ -15,15 +15,15 @@ def left(number):
 
 
 def test_before_the_first_visit_there_is_nothing(kept):
-    assert kept.before((1, 1)) == kept.after((1, 1)) == {}
+    assert kept.load_before((1, 1)) == kept.load_after((1, 1)) == {}
 
 
 def test_a_visit_starts_from_the_one_before_it_and_is_tested_as_it_left(kept):
     for hop in (1, 2, 10):
         kept.save((1, hop), left(hop))
-    assert kept.before((1, 10)) == left(2)
-    assert kept.after((1, 10)) == left(10)
-    assert kept.after((2, 1)) == kept.before((2, 1)) == left(10)
+    assert kept.load_before((1, 10)) == left(2)
+    assert kept.load_after((1, 10)) == left(10)
+    assert kept.load_after((2, 1)) == kept.load_before((2, 1)) == left(10)
 
 
 def test_the_last_two_visits_are_kept(kept, tmp_path):
@@ -37,14 +37,14 @@ def test_a_visit_that_is_made_again_starts_where_it_did_and_takes_its_own_place(
     for hop in (1, 2):
         kept.save((1, hop), left(hop))
     kept.save((0, 0), left(0))
-    assert kept.before((1, 2)) == left(1)
+    assert kept.load_before((1, 2)) == left(1)
     kept.save((1, 2), left(20))
-    assert kept.before((1, 3)) == left(20)
+    assert kept.load_before((1, 3)) == left(20)
 
 
 def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
     kept.save((1, 1), left(1))
     rehearsal = Kept(Store(tmp_path), "rehearsal")
-    assert rehearsal.after((1, 1)) == {}
+    assert rehearsal.load_after((1, 1)) == {}
     rehearsal.save((2, 1), {"seen": np.array(7)})
-    assert kept.before((2, 1)) == left(1)
+    assert kept.load_before((2, 1)) == left(1)

@@ -358,7 +358,9 @@ def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
     hospital_module._data_on.cache_clear()
     dataset = write_pictures(tmp_path, [10, 10, 10, 10])
     place = context(0, 1, run_config(dataset=dataset, partition="iid", tasks=2))
-    hospitals = [open_hospital(place, classes=tuple("0123")).at(task) for task in (1, 2, 1)]
+    hospitals = [
+        open_hospital(place, classes=tuple("0123")).select_task(task) for task in (1, 2, 1)
+    ]
     assert len(opened) == 1
     assert [each.data.train.labels.unique().tolist() for each in hospitals] == [
         *([0, 1], [2, 3]),
@@ -368,11 +370,13 @@ def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
 
 def test_everyone_s_images_are_those_of_all_tasks_so_far(tmp_path):
     config = run_config(partition="iid", tasks=5, task_cut="shared-classes")
-    hospital = open_hospital(context(1, 3, config)).at(2)
+    hospital = open_hospital(context(1, 3, config)).select_task(2)
     everyone = hospital.everyone()
     assert everyone.labels.unique().tolist() == [0, 1]
     assert hospital.data.classes == ("0/2/4/6/8", "1/3/5/7/9")
-    parts = [open_hospital(context(k, 3, config)).at(t).data for k in range(3) for t in (1, 2)]
+    parts = [
+        open_hospital(context(k, 3, config)).select_task(t).data for k in range(3) for t in (1, 2)
+    ]
     assert len(everyone) == sum(len(part.train) for part in parts)
 
 
@@ -518,11 +522,11 @@ def test_tasks_that_copy_images_stay_within_the_memory(tmp_path):
     permuted = {"task_cut": "permuted", "tasks": 4}
     hospital = Asked(tmp_path, [10] * 4, policy, **permuted)
     place = open_hospital(hospital.place, classes=tuple("0123"))
-    assert len(place.at(3).data.test) == 120
+    assert len(place.select_task(3).data.test) == 120
     with pytest.raises(PolicyError, match="machine"):
-        place.at(4)
+        place.select_task(4)
     place = open_hospital(Asked(tmp_path, [10] * 4, policy, tasks=4).place, classes=tuple("0123"))
-    assert len(place.at(4).data.test) == 40
+    assert len(place.select_task(4).data.test) == 40
 
 
 def test_who_withholds_the_accuracy_withholds_that_of_each_task(tmp_path):

@@ -29,9 +29,9 @@ def describe(past: PastRun) -> dict[str, Any]:
         "facts": [fact for fact in _facts(past) if fact[1]],
         "is_here": past.is_here,
         "settings": {"changed": _lines(changed), "all": _lines(settings)},
-        "left": [*_sent(past)],
+        "left": [*_sent_rows(past)],
         "failures": [[VERBS.get(v, v), n, why] for (v, why), n in past.failures.items()],
-        "came": [*_received(past)],
+        "came": [*_received_lines(past)],
     }
 
 
@@ -57,7 +57,7 @@ def _lines(settings: Mapping[str, object]) -> str:
     return "\n".join(f"{key} = {value!r}" for key, value in settings.items())
 
 
-def _sent(past: PastRun) -> Iterator[list[object]]:
+def _sent_rows(past: PastRun) -> Iterator[list[object]]:
     for verb in dict.fromkeys(line.entry["verb"] for line in past.lines):
         entries = [line.entry for line in past.lines if line.entry["verb"] == verb]
         records = [record for entry in entries for record in entry.get("left", ())]
@@ -66,7 +66,7 @@ def _sent(past: PastRun) -> Iterator[list[object]]:
         yield [VERBS.get(verb, verb), len(entries), failed, _count_records(records), f"{size:,}"]
 
 
-def _received(past: PastRun) -> Iterator[str]:
+def _received_lines(past: PastRun) -> Iterator[str]:
     trained = sum(line.entry["verb"].startswith("train") for line in past.answers)
     yield f"models to train: {trained}"
     yield f"models that are at home now: {len(past.models)}"

@@ -68,7 +68,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         "own": own_name(alone),
         "own_known": alone is not None,
         "as_long": past.alone_file.exists(),
-        "by_class": _by_class(best, alone),
+        "by_class": _recall_picture(best, alone),
         "best": _class_by_class(best),
         "others": [_class_by_class(row) for row in shown if row is not best],
         "confusion": confusion(past.classes, best["confusion"]) if best["confusion"] else None,
@@ -92,7 +92,7 @@ def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
     ]
 
 
-def _by_class(best: Assessment, alone: Assessment | None) -> plots.Picture | None:
+def _recall_picture(best: Assessment, alone: Assessment | None) -> plots.Picture | None:
     """The share right of each class, for the hospital's own model and for the best one."""
     recalls = [
         {each["name"]: each["recall"] for each in row["classes"]} for row in (alone, best) if row

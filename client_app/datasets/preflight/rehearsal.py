@@ -43,7 +43,7 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         admit(hospital, strategy, "query.enrol", order)
         check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
         if settings.class_names:  # the cut in tasks needs the names of all classes
-            hospital = hospital.at(0)
+            hospital = hospital.select_task(0)
         hospital.first_model()
     except tuple(LEAVES) as error:
         refusal = error.explain() if isinstance(error, PolicyError) else str(error)

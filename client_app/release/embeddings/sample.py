@@ -45,7 +45,7 @@ def pack_embeddings(
     if not isinstance(learner, FilVer):
         raise ParcelError("The order asks for embeddings, but its learner makes none.")
     rows, name = learner.chosen[:MOST], _name(learner, kind)
-    values = outgoing(learner.samples.images, kind, _noise(request, name))[rows]
+    values = outgoing_form(learner.samples.images, kind, _noise(request, name))[rows]
     try:
         if hospital.policy:  # an audit takes seconds
             uphold(next(hospital.policy.embeddings.judge(kind, {})))
@@ -60,7 +60,7 @@ def pack_embeddings(
     return {"embeddings": record}, disclosure.embedding_figures(figures, rows.numpy())
 
 
-def outgoing(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
+def outgoing_form(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     """The embeddings in the form that leaves: float32 [n, P, d].
 
     Args:

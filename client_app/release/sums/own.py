@@ -75,12 +75,12 @@ class OwnSums:
         self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
         return told
 
-    def kept(self) -> tuple[Sums, Sums]:
+    def load_kept(self) -> tuple[Sums, Sums]:
         """The kept sums of all tasks so far: as they left, and exact."""
         found = [self.run.load(f"sums/{task}") for task in self.run.names("sums")]
         parts = [name for name in found[0] if not name.startswith("exact-")]
         sent, exact = (
-            [Sums.of({name: each[start + name] for name in parts}) for each in found]
+            [Sums.from_arrays({name: each[start + name] for name in parts}) for each in found]
             for start in ("", "exact-")
         )
         return sum(sent[1:], sent[0]), sum(exact[1:], exact[0])

@@ -86,11 +86,11 @@ class RingVisit:
     def add(self) -> dict[str, float]:
         """Add the hospital's own sums to those that arrived, or to a new mask."""
         told = self.own.release()
-        sent, exact = self.own.kept()
+        sent, exact = self.own.load_kept()
         if self.begins:
             self.sums = random_mask(sent)
             self.run.save(self._mask, self.sums.arrays())
-        self.sums = self._arrived(sent) + sent
+        self.sums = self._arrived_sums(sent) + sent
         if self.request.order.round == 1:
             self._keep_alone(exact)
         return told
@@ -103,8 +103,8 @@ class RingVisit:
         mask = self.run.load(self._mask)
         if not mask or str(mask.pop("closed", self.arrived_hash)) != self.arrived_hash:
             raise ParcelError("The mask of this ring came off before.")
-        sent, _ = self.own.kept()
-        total = self._arrived(sent) - Sums.of(mask)
+        sent, _ = self.own.load_kept()
+        total = self._arrived_sums(sent) - Sums.from_arrays(mask)
         if any((each.abs() >= MOST).any() for each in vars(total).values()):
             raise ParcelError("The sums of this ring do not have its mask.")
         # After a kill the server may send the same parcel again.
@@ -119,8 +119,8 @@ class RingVisit:
         *visited, first = self.visited
         if self.request.hospital.name not in ring_of(visited, first):
             raise ParcelError("This hospital's sums are not in this ring.")
-        sent, exact = self.own.kept()
-        others = self._arrived(sent) - sent
+        sent, exact = self.own.load_kept()
+        others = self._arrived_sums(sent) - sent
         kappa = self.own.settings.kappa
         ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa])
         self._set(solve(others + exact * (1 + kappa), ridge))
@@ -140,7 +140,7 @@ class RingVisit:
     def _mask(self) -> str:
         return f"masks/{self.request.order.round}"
 
-    def _arrived(self, like: Sums) -> Sums:
+    def _arrived_sums(self, like: Sums) -> Sums:
         """The sums of this round's ring, in the shapes of `like`."""
         if self.sums is None or self.sums.firsts.shape != like.firsts.shape:
             raise ParcelError(f"The parcel has no sums of {like.firsts.shape[1]} features.")
