@@ -50,6 +50,7 @@ ALLOWED = {
             "numpy",
             "sklearn",
             "datasets",
+            "flwr_datasets",
             "PIL",
             "pydicom",
             "nibabel",

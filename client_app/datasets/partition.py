@@ -3,6 +3,7 @@
 Every image goes to exactly one hospital, and the cut depends on the seed alone.
 """
 
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -32,37 +33,32 @@ def _iid(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
 
 
 def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
-    """Cut every class in shares drawn from a Dirichlet distribution (arXiv:1905.12022).
+    """Cut every class in shares drawn from a Dirichlet distribution (arXiv:1905.12022)."""
+    from datasets import Dataset  # these two imports take seconds
+    from flwr_datasets.partitioner import DirichletPartitioner
 
-    The cut is that of DirichletPartitioner in flwr-datasets, whose import takes two seconds. A
-    hospital that has more than its part of all images gets none of the next class. Cuts that give
-    a hospital less than 10 images are drawn again, ten times.
-    """
     rng = rng_for(settings.seed, "partition")
-    order = rng.permutation(len(pool.labels))  # a file may be sorted
-    rng = np.random.default_rng(int(rng.integers(2**32)))
-    classes = [order[pool.labels[order] == label] for label in np.unique(pool.labels)]
-    part = len(order) / hospitals
-    refused = DataError(
-        f"No Dirichlet cut with partition-alpha {settings.partition_alpha} gives each of "
-        f"{hospitals} hospitals 10 of {len(order)} images: use a larger partition-alpha "
-        "or fewer hospitals."
+    # The partitioner keeps the order within a class, and a file may be sorted. So shuffle first.
+    order = rng.permutation(len(pool.labels))
+    partitioner = DirichletPartitioner(
+        num_partitions=hospitals,
+        partition_by="label",
+        alpha=settings.partition_alpha,
+        self_balancing=True,
+        seed=int(rng.integers(2**32)),
     )
-    for _ in range(11):
-        shares = [np.array([], int)] * hospitals
-        for images in classes:
-            fractions = rng.dirichlet([settings.partition_alpha] * hospitals)
-            fractions[[len(share) > part for share in shares]] = 0
-            if not fractions.sum() > 0:  # all went to hospitals that get none
-                raise refused
-            fractions /= np.cumsum(fractions)[-1]  # the library adds one after the other, too
-            ends = (np.cumsum(fractions) * len(images)).astype(int)[:-1]
-            shares = [np.append(*both) for both in zip(shares, np.split(images, ends), strict=True)]
-        if min(map(len, shares)) >= 10:
-            for share in shares:
-                rng.shuffle(share)
-            return shares
-    raise refused
+    partitioner.dataset = Dataset.from_dict({"index": order, "label": pool.labels[order]})
+    try:
+        # The partitioner warns at each of ten attempts, and divides 0 by 0 if alpha is tiny.
+        with warnings.catch_warnings(action="ignore"), np.errstate(invalid="raise"):
+            shares = [partitioner.load_partition(i)["index"][:] for i in range(hospitals)]
+    except (ValueError, FloatingPointError) as error:
+        raise DataError(
+            f"No Dirichlet cut with partition-alpha {settings.partition_alpha} gives each of "
+            f"{hospitals} hospitals 10 of {len(pool.labels)} images: use a larger partition-alpha "
+            "or fewer hospitals."
+        ) from error
+    return [np.array(share) for share in shares]
 
 
 def _classes(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:

@@ -1,6 +1,5 @@
 """Every registered data set, every partition, and what a hospital is given of them."""
 
-import warnings
 from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
@@ -10,7 +9,6 @@ import PIL.Image
 import pytest
 import sklearn.datasets
 import torch
-from flwr_datasets.partitioner import DirichletPartitioner
 from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import resize
@@ -22,7 +20,7 @@ from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
-from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
+from strategies.protocol.settings import Settings, SettingsError, defaults
 
 SETTINGS = Settings.parse(defaults())
 
@@ -127,36 +125,6 @@ def test_a_partition_depends_on_the_seed_alone(name):
 def test_iid_shares_are_equal():
     """120 images over 7 hospitals: 120 = 7 · 17 + 1."""
     assert [len(s) for s in cut(POOL, replace(SETTINGS, partition="iid"), 7)] == [18] + [17] * 6
-
-
-def cut_by_flwr_datasets(labels, alpha, hospitals):
-    """The indices of each hospital's images; None if the library refuses."""
-    rng = rng_for(SETTINGS.seed, "partition")
-    order = rng.permutation(len(labels))
-    seed = int(rng.integers(2**32))
-    balanced = {"self_balancing": True, "seed": seed}
-    partitioner = DirichletPartitioner(hospitals, "label", alpha, **balanced)
-    partitioner.dataset = datasets.Dataset.from_dict({"index": order, "label": labels[order]})
-    try:
-        with warnings.catch_warnings(action="ignore"), np.errstate(invalid="raise"):
-            return [partitioner.load_partition(k)["index"][:] for k in range(hospitals)]
-    except (ValueError, FloatingPointError):
-        return None
-
-
-@pytest.mark.parametrize("alpha", [1e-9, 0.03, 0.1, 0.5, 1.0, 1e9])
-@pytest.mark.parametrize(("hospitals", "size"), [(2, 50), (4, 400), (9, 900), (30, 2000)])
-def test_a_dirichlet_cut_is_that_of_flwr_datasets(alpha, hospitals, size):
-    """Figures that were published hold for it, image by image."""
-    labels = np.random.default_rng(size).choice(4, size, p=[0.1, 0.2, 0.3, 0.4])
-    wanted = cut_by_flwr_datasets(labels, alpha, hospitals)
-    pool = replace(POOL, images=np.zeros((size, 1, 2, 2), np.uint8), labels=labels, sites=None)
-    try:
-        shares = cut(pool, replace(SETTINGS, partition_alpha=alpha), hospitals)
-    except DataError:
-        shares = None
-    assert (shares is None) == (wanted is None)
-    assert [share.tolist() for share in shares or []] == (wanted or [])
 
 
 def test_dirichlet_with_a_huge_alpha_shares_every_class_equally():
