@@ -37,7 +37,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
@@ -180,8 +180,7 @@ def reproduce(
     described = read_table(name, vary)
     changes = {"seeds": seeds, "hospitals": hospitals}
     described |= {key: value for key, value in changes.items() if value}
-    table = check_table(described, data)
-    table = replace(table, rows=choose(table, rows))
+    table = check_table(described | {"rows": choose(described["rows"], rows)}, data)
     usual = Path.home() / "fedhandoff" / "benchmarks" / Path(name or "sweep").stem
     output = (output or usual).resolve()
     for row in table.rows:
@@ -511,8 +510,8 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
 
 
-def choose(table: Table, names: str | None) -> list[Row]:
-    """The rows with these names, which commas separate; None = all rows.
+def choose(rows: list[dict[str, Any]], names: str | None) -> list[dict[str, Any]]:
+    """The rows of `read_table` with these names, which commas separate; None = all rows.
 
     The name of a row in the file stands for all rows that --vary makes of it.
 
@@ -520,12 +519,12 @@ def choose(table: Table, names: str | None) -> list[Row]:
         TableError: A name belongs to no row.
     """
     if names is None:
-        return table.rows
+        return rows
     wanted = {name.strip() for name in names.split(",")}
-    if unknown := wanted - {name for row in table.rows for name in (row.name, row.name_in_file)}:
-        every = dict.fromkeys(row.name_in_file or row.name for row in table.rows)
+    if unknown := wanted - {row[key] for row in rows for key in ("name", "name_in_file")}:
+        every = dict.fromkeys(row["name_in_file"] or row["name"] for row in rows)
         raise TableError(f"No row is called {_list(unknown)}. There are: {', '.join(every)}.")
-    return [row for row in table.rows if {row.name, row.name_in_file} & wanted]
+    return [row for row in rows if {row["name"], row["name_in_file"]} & wanted]
 
 
 def run_missing(
