@@ -26,6 +26,6 @@ CODE_SETS: dict[str, Callable[[Source, int, int, KL], CodeSet]] = {
     "lci-plan": lambda source, clusters, k, kl: Paths(source, Centroids(source, clusters, k), kl),
     "k-salsa": lambda source, clusters, k, kl: Averages(source, k),
     "k-salsa-blind": lambda source, clusters, k, kl: Blind(source, k),
-    "k-salsa-blind-plan": lambda source, clusters, k, kl: Paths(source, Blind(source, k), kl),
     "k-salsa-plan": lambda source, clusters, k, kl: Paths(source, Averages(source, k), kl),
+    "k-salsa-blind-plan": lambda source, clusters, k, kl: Paths(source, Blind(source, k), kl),
 }
