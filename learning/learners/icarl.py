@@ -27,6 +27,7 @@ Deviations:
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -90,14 +91,16 @@ class ICaRL(FromBefore):
     def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
         """The trained layer; that of the network gets the class means."""
         trained = {name: each.clone() for name, each in self.head.state_dict().items()}
-        self._choose()
-        self.head.weight.copy_(self.means)
+        self.head.weight.copy_(self._choice[1])
         if self.head.bias is not None:
             self.head.bias.zero_()
         return trained
 
-    def _choose(self) -> None:
-        """Choose the images to keep of each class, and compute the means."""
+    @cached_property
+    @torch.no_grad()
+    def _choice(self) -> tuple[Samples, Tensor]:
+        """The images to keep of each class, and the scaled means of classes [K, d]."""
+        means = self.means.clone()
         count = max(1, self.own.size // len(self.classes))
         chosen: list[Samples] = []
         for c in self.classes.tolist():
@@ -109,8 +112,8 @@ class ICaRL(FromBefore):
             rows = herd(features, count) if fresh else torch.arange(min(count, len(own)))
             rows = rows.to(own.labels.device)
             chosen.append(own[rows])
-            self.means[c] = functional.normalize(features[rows].mean(dim=0), dim=0)
-        self.chosen = concatenate(chosen)
+            means[c] = functional.normalize(features[rows].mean(dim=0), dim=0)
+        return concatenate(chosen), means
 
     def _features(self, images: Tensor) -> Tensor:
         """φ [n, d] of images, in eval mode."""
@@ -124,10 +127,11 @@ class ICaRL(FromBefore):
 
     def rehearsal(self) -> dict[str, Tensor]:
         """The kept images in the order of their choice, and M_old."""
-        labels = self.chosen.labels
+        chosen, _ = self._choice
+        labels = chosen.labels
         tasks = self.since[(labels[:, None] == self.classes).int().argmax(dim=1)]
         tasks[torch.isin(labels, self.present)] = self.received.task
-        kept = {"values": self.chosen.images, "labels": labels, "tasks": tasks}
+        kept = {"values": chosen.images, "labels": labels, "tasks": tasks}
         return {**super().rehearsal(), **kept}
 
 
