@@ -6,13 +6,16 @@
 No run needs this file.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
-from server_app.summary import Summary
+from server_app.summary import NAME, Summary
 from strategies.engine.events import LOG, read_events
+from strategies.protocol.files import FileError
 
 
 def events(directory: str | Path) -> pd.DataFrame:
@@ -40,7 +43,7 @@ def rounds(directory: str | Path) -> pd.DataFrame:
 
     Raises:
         OSError: There is no summary.json: the run has not ended.
-        ValueError: Another version of this app wrote it.
+        FileError: The file is damaged, or another version of this app wrote it.
     """
     summary = Summary.read(directory)
     history = summary.history
@@ -51,7 +54,8 @@ def rounds(directory: str | Path) -> pd.DataFrame:
     }
     accuracies = enumerate(summary.tasks.get("accuracy", ()), 1)
     on_tasks = {f"task.{number}": values for number, values in accuracies}
-    return pd.DataFrame({**history, **at_hospitals, **on_tasks}).set_index("round")
+    with _same_lengths(directory):
+        return pd.DataFrame({**history, **at_hospitals, **on_tasks}).set_index("round")
 
 
 def tasks(directory: str | Path) -> pd.DataFrame:
@@ -62,8 +66,17 @@ def tasks(directory: str | Path) -> pd.DataFrame:
 
     Raises:
         OSError: There is no summary.json: the run has not ended.
-        ValueError: Another version of this app wrote it.
+        FileError: The file is damaged, or another version of this app wrote it.
     """
     matrix = Summary.read(directory).tasks.get("matrix", [])
     numbers = pd.RangeIndex(1, len(matrix) + 1, name="task")
-    return pd.DataFrame(matrix, numbers, numbers.rename("on task"))
+    with _same_lengths(directory):
+        return pd.DataFrame(matrix, numbers, numbers.rename("on task"))
+
+
+@contextmanager
+def _same_lengths(directory: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise FileError(f"{directory}/{NAME} is damaged: its figures have gaps.") from error
