@@ -119,8 +119,8 @@ def result_of(flower, tmp_path_factory):
         options.add_argument("--federation-config")
         given, words = options.parse_known_args(shlex.split(command))
         assert " ".join(words) in ("uv run flwr run . --stream", "uv run fedhandoff run")
-        federation = parse_config_args([given.federation_config])
-        hospitals = federation.get("num-supernodes", given.hospitals)
+        federation = given.federation_config or f"num-supernodes={given.hospitals}"
+        hospitals = parse_config_args([federation])["num-supernodes"]
         settings = parse_config_args([given.run_config]) | parse_config_args([short])
         return run_warm(workers, folder / "runs", hospitals, settings)
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIG_IGN, SIGINT, SIGTERM, signal
 from struct import pack, unpack
 from threading import Event, Thread
 from typing import IO, Any
@@ -126,7 +126,6 @@ def launch(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
-        process_group=0,  # Ctrl-C ends the caller, and so this process (`_end_with`)
     )
 
 
@@ -141,6 +140,7 @@ def main(app: str, opened: socket.socket) -> None:
     if listens:
         serve(opened, client)
     else:
+        signal(SIGINT, SIG_IGN)  # Ctrl-C ends the caller, and so this process (`_end_with`)
         loaded.simulate()
         _fork_or_wait(opened, client)
 
