@@ -25,11 +25,8 @@ app = ClientApp(mods=[guard, resident])
 
 def simulate() -> None:
     """Prepare this process for simulated hospitals. Then it is forked, once for each worker."""
-    for module in (
-        "client_app.handlers",
-        "client_app.visit",
-        "torch._dynamo",
-    ):  # the optimizers' own
+    # The first optimizer would import torch._dynamo in each worker.
+    for module in ("client_app.handlers", "client_app.visit", "torch._dynamo"):
         import_module(module)
     node_config.simulate()
 
