@@ -1,7 +1,7 @@
 """A folder as an RO-Crate: the file ro-crate-metadata.json, a page for programs.
 
 It follows RO-Crate 1.2, Process Run Crate 0.5 and Five Safes RO-Crate 0.4 (docs/crate.md). It
-describes files that are in the folder, and says of what nobody recorded that it is not recorded.
+describes the files of the folder. A fact that nobody recorded is called "not recorded".
 """
 
 import hashlib
