@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 import typer.core
@@ -23,8 +25,19 @@ app.add_typer(server.app, name="server")
 app.add_typer(hospital.app, name="hospital")
 
 
+def print_version(wanted: bool) -> None:
+    """Print the versions of this application and of Flower, and end the command."""
+    if wanted:
+        print(f"fedhandoff {version('fedhandoff')}, flwr {version('flwr')}")
+        raise typer.Exit
+
+
 @app.callback()
-def about() -> None:
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version)
+    ] = False,
+) -> None:
     """Hospitals train one another's models: simulate runs, and take part in real ones.
 
     Each command has an example: fedhandoff check --help

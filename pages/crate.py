@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from strategies.protocol.extras import installing
+
 NAME = "ro-crate-metadata.json"
 PROFILES = {
     "https://w3id.org/ro/wfrun/process/0.5": "Process Run Crate",
@@ -73,7 +75,7 @@ def write_crate(folder: Path, contents: Contents, now: str) -> Path:
     try:
         from rocrate.rocrate import ROCrate
     except ImportError as error:
-        raise CrateError("A crate needs the extra 'crate': uv sync --extra crate.") from error
+        raise CrateError(f"A crate needs the extra 'crate': {installing('crate')}.") from error
     path = folder / NAME
     hashes = {name: _hash(folder / name) for name in contents.files}
     if path.exists():

@@ -23,7 +23,7 @@ ALLOWED = {
     },
     "pages": {
         *("jinja2", "markupsafe", "numpy", "PIL", "rocrate"),
-        *("strategies.protocol.names", "strategies.protocol.text"),
+        *("strategies.protocol.extras", "strategies.protocol.names", "strategies.protocol.text"),
     },
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from learning.errors import ModelError
+from strategies.protocol.extras import installing
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -26,8 +27,8 @@ def timm_config(name: str) -> Any:
     """
     if find_spec("timm") is None:
         raise ModelError(
-            f"The model {name!r} is one of the library timm: install the extra (`uv sync --extra "
-            "timm`)."
+            f"The model {name!r} is one of the library timm: install the extra "
+            f"({installing('timm')})."
         )
     import timm
 

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_without_a_command_all_are_listed(capsys):
     shown = capsys.readouterr().out
     assert all(f"  {words[0]} " in shown for words in COMMANDS)
     assert "..." not in shown.partition("Commands:")[2]  # no sentence is cut
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    flower = version("flwr")
+    assert capsys.readouterr().out == f"fedhandoff {version('fedhandoff')}, flwr {flower}\n"
 
 
 @pytest.mark.parametrize(

@@ -721,14 +721,25 @@ def test_transfer_syntaxes_that_do_not_fit(refused, monkeypatch):
         deflated, "^is DICOM compressed as Deflated Explicit VR, and cannot be read here: export it"
     )
     monkeypatch.setattr(Decoder, "is_available", False)
-    refused(content, "^is DICOM compressed as Explicit VR Little Endian: .*`uv sync --extra dicom`")
+    refused(
+        content,
+        "^is DICOM compressed as Explicit VR Little Endian: .*`uv sync --inexact --extra dicom`",
+    )
 
 
 @pytest.mark.parametrize(
     ("package", "start", "reason"),
     [
-        ("pydicom", bytes(128) + b"DICM", "^is DICOM: install .* `uv sync --extra dicom`$"),
-        ("nibabel", bytes(344) + b"n+1\0", "^is NIfTI: install .* `uv sync --extra nifti`$"),
+        (
+            "pydicom",
+            bytes(128) + b"DICM",
+            "^is DICOM: install .* `uv sync --inexact --extra dicom`$",
+        ),
+        (
+            "nibabel",
+            bytes(344) + b"n+1\0",
+            "^is NIfTI: install .* `uv sync --inexact --extra nifti`$",
+        ),
     ],
 )
 def test_packages_that_are_not_installed(package, start, reason, refused, monkeypatch):

@@ -173,7 +173,7 @@ def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path)
 
 def test_without_the_extra_onnx_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("learning.export.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="uv sync --extra onnx"):
+    with pytest.raises(ModelError, match="uv sync --inexact --extra onnx"):
         save_onnx(tmp_path / "m.onnx", architecture().build(), manifest_of(architecture()))
 
 

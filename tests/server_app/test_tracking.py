@@ -149,7 +149,7 @@ def test_an_unknown_tracker_is_named_before_there_is_a_directory(tracking, tmp_p
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(feed, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match="uv sync --extra tensorboard"):
+    with pytest.raises(SettingsError, match="uv sync --inexact --extra tensorboard"):
         opened(tmp_path, tracking="tensorboard")
     assert not [*tmp_path.iterdir()]
 
