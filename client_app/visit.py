@@ -18,7 +18,6 @@ from client_app.parcels import keep_local, open_buffers, pack, unpack
 from client_app.release.details import Details
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.embeddings.sample import pack_embeddings
-from client_app.release.sums.ring import visit_ring
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
@@ -52,6 +51,8 @@ def train_here(message: Message, context: Context) -> Message:
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
     if issubclass(request.learner, Sums):
+        from client_app.release.sums.ring import visit_ring  # imports that take seconds
+
         return visit_ring(request)
     visit = Visit(request)
     metrics = visit.train()
