@@ -5,7 +5,9 @@ images behind it. Images outside of the training set show how much chance achiev
 the same report (report.py).
 
     copies.py       is a synthetic image a changed training image?     (search, dresses, ranks)
+                    the same for synthetic features                    (feature_search)
     buffer.py       do synthetic images reveal the training images of the generator?
+    class_means.py  do synthetic features reveal the images that they were drawn from?
     model.py        does a model reveal its training images?
     embeddings.py   do embeddings reveal their images, and their content?   (decoders)
     sums.py         do sums of features reveal their images?
