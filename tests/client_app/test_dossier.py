@@ -342,4 +342,4 @@ def test_nobody_else_reads_it(tmp_path):
 
 def test_the_page_knows_each_attack_and_what_left_nothing():
     assert {*TRIED, CLASS_MEANS, SHADOWS} == ATTACKS.keys()
-    assert "nothing leaves: b." in text_of(page(written(), "0" * 64, ""))
+    assert "too few training images: b." in text_of(page(written(), "0" * 64, ""))
