@@ -95,13 +95,13 @@ class Judged:
 
     Attributes:
         sureness: Source of intervals.
-        told: Name -> figure that may leave.
+        figures: Name -> figure that may leave.
         recalls: Estimated recall of each class with test images; intervals without the noise.
         noise: Standard deviation of the noise in the balanced accuracy; 0 = no noise.
     """
 
     sureness: Sureness
-    told: dict[str, float]
+    figures: dict[str, float]
     recalls: list[Estimate]
     noise: float
 
@@ -182,7 +182,7 @@ class Details:
             log_once(f"No figure of the hospital's own model leaves. {reason}")
             return {}
         self._alone = self._judge(outputs, figures)
-        return self._alone.told if self._alone else figures
+        return self._alone.figures if self._alone else figures
 
     @property
     def images(self) -> str:
@@ -198,7 +198,7 @@ class Details:
             figures: Figures of the model by `Disclosure.test_figures`.
         """
         judged = self._judge(outputs, figures)
-        return judged.told | self._gain(judged) if judged else figures
+        return judged.figures | self._gain(judged) if judged else figures
 
     def _tables(self, model: str, outcome: Outcome) -> "_Tables":
         """The tables of a model, as they may leave."""
@@ -277,8 +277,8 @@ class Details:
             return shares
         noise = moved * self._width * self._noised.noise.table(name, model, table.shape)
         scaled = np.divide(noise, most, out=np.zeros(table.shape), where=np.asarray(most) > 0)
-        told: Floats = (shares + scaled).round(DIGITS)
-        return told
+        shares = (shares + scaled).round(DIGITS)
+        return shares
 
     def _judge(self, outputs: Outputs, figures: dict[str, float]) -> Judged | None:
         disclosure, noised = self.disclosure, self._noised
@@ -319,16 +319,16 @@ class Details:
                 value = figures[name]
                 estimates[name] = of(value).widen(value, noise.get(name, 0.0))
                 figures |= {f"{name}-noise": noise[name]} if noised else {}
-        told = {**figures, **self._patients_told, **tables.counts}
-        told |= {
+        details = {**figures, **self._patient_counts, **tables.counts}
+        details |= {
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
         }
         for name, estimate in estimates.items():
-            told |= _estimate_figures(name, estimate)
-        return Judged(sureness, told, recalls, noise.get("balanced-accuracy", 0.0))
+            details |= _estimate_figures(name, estimate)
+        return Judged(sureness, details, recalls, noise.get("balanced-accuracy", 0.0))
 
     @property
-    def _patients_told(self) -> dict[str, float]:
+    def _patient_counts(self) -> dict[str, float]:
         """The numbers of patients of the test images; empty if unknown."""
         if self.disclosure.data.test.groups is None:
             return {}
@@ -336,8 +336,8 @@ class Details:
             f"patients-of-class-{k}": float(len(np.unique(self._patients[self._labels == k])))
             for k in self._classes
         }
-        told = {"num-patients": float(len(np.unique(self._patients))), **of_class}
-        return {name: self.disclosure.round_count(count) for name, count in told.items()}
+        counts = {"num-patients": float(len(np.unique(self._patients))), **of_class}
+        return {name: self.disclosure.round_count(count) for name, count in counts.items()}
 
     def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:
@@ -350,7 +350,7 @@ class Details:
     def _gain(self, judged: Judged) -> dict[str, float]:
         """The gain in balanced accuracy over the hospital's own model."""
         name, alone = "balanced-accuracy", self._alone
-        if alone is None or name not in judged.told or name not in alone.told:
+        if alone is None or name not in judged.figures or name not in alone.figures:
             return {}
         count = len(self._classes)
         estimate = combine(
@@ -358,10 +358,10 @@ class Details:
             [*judged.recalls, *alone.recalls],
             judged.sureness.correlation(alone.sureness),
         )
-        gain = judged.told[name] - alone.told[name]
+        gain = judged.figures[name] - alone.figures[name]
         noise = hypot(judged.noise, alone.noise)
-        told = _estimate_figures("gain", estimate.widen(gain, noise, least=-1.0))
-        return told | ({"gain-noise": noise} if noise else {})
+        figures = _estimate_figures("gain", estimate.widen(gain, noise, least=-1.0))
+        return figures | ({"gain-noise": noise} if noise else {})
 
     def _operating_point(self, outputs: Outputs) -> Floats:
         labels = self.seen.labels.cpu().numpy()
@@ -406,8 +406,8 @@ class _Tables:
         classes = [name.removeprefix(RECALL) for name in self.means]
         sizes = np.array([self.counts[f"images-of-class-{k}"] for k in classes])
         of_class = np.array([self.noise[name] for name in self.means])
-        told = np.array([self.shares.get(name, nan) for name in self.means])
-        known = np.isfinite(told)
+        recalls = np.array([self.shares.get(name, nan) for name in self.means])
+        known = np.isfinite(recalls)
         for name, part in (
             ("accuracy", sizes / sizes.sum()),
             ("balanced-accuracy", np.full(len(sizes), 1 / len(sizes))),
@@ -416,7 +416,7 @@ class _Tables:
             if known.all() or coarse < noise.get(name, COARSEST):
                 figures[name], noise[name] = float(part @ [*self.means.values()]), coarse
             if name in figures:
-                least = part[known] @ told[known]
+                least = part[known] @ recalls[known]
                 most = least + part[~known].sum()
                 figures[name] = float(np.clip(figures[name], least, most))
         if "auroc" in figures:
@@ -429,7 +429,7 @@ class _Tables:
             figures["auroc"] = float(np.clip(figures["auroc"], *np.mean(areas, axis=0)))
             if noise["auroc"] > VAGUE:
                 del figures["auroc"], figures["auroc-noise"]
-        for k, size, share in zip(classes, sizes, told, strict=True):
+        for k, size, share in zip(classes, sizes, recalls, strict=True):
             if f"right-of-class-{k}" in figures and isfinite(share):
                 figures[f"right-of-class-{k}"] = round(share * size)
 

@@ -323,23 +323,23 @@ class Noised(Disclosure):
         if not self.num_test:
             return {}
         scores, exact = self._score(scores[self.chosen].nan_to_num())
-        told = {"num-examples": self.number(self.strata)}
+        figures = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:
             step = step_of(self.effects[name], self.rules.max_models)
             if step > COARSEST:
                 log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
             elif name in exact:
-                told[name] = self.noise.share(name, model, exact[name], step)
+                figures[name] = self.noise.share(name, model, exact[name], step)
                 if name in TESTED:
-                    told[f"{name}-noise"] = step
+                    figures[f"{name}-noise"] = step
             else:
                 number = name.removeprefix("right-of-class-")
                 images = f"images-of-class-{number}"
                 share = self.noise.share(name, model, counts[name] / counts[images], step)
                 size = self.number(self.strata[(self.labels == int(number)).cpu().numpy()])
-                told |= {images: size, name: share * size}
-        return told
+                figures |= {images: size, name: share * size}
+        return figures
 
     def deviations(self, figures: Iterable[str]) -> dict[str, float]:
         """Name -> standard deviation of the noise, for the given figures."""
@@ -402,17 +402,17 @@ class Noised(Disclosure):
             "release-nearer": min(train, unseen),
             "projection": min(train, settings.gan.projections),
         }
-        told = {}
+        answer = {}
         for name, figure, patients in self._keep_large(figures, about, train):
             if patients == math.inf:
-                told[name] = _two_digits(figure)
+                answer[name] = _two_digits(figure)
             elif most and (step := step_of(1 / patients, most)) <= COARSEST:
                 if METRICS[metric_of(name)] is SHARE:
-                    told[name] = self.noise.share(name, buffer, figure, step)
+                    answer[name] = self.noise.share(name, buffer, figure, step)
                 elif figure > 0:
                     steps = round(math.log(figure) / step + self.noise.draw(name, buffer))
-                    told[name] = math.exp(step * steps)
-        return told
+                    answer[name] = math.exp(step * steps)
+        return answer
 
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that cover enough patients.
@@ -431,11 +431,11 @@ class Noised(Disclosure):
             "embedding-other-median": patients / 2,
         }
         enough = self._keep_large(figures, about, patients)
-        told = {name: _two_digits(figure) for name, figure, _ in enough}
-        if linked := told.keys() & {"embedding-linked"}:
+        answer = {name: _two_digits(figure) for name, figure, _ in enough}
+        if linked := answer.keys() & {"embedding-linked"}:
             exact = figures["embedding-linked"] * patients
-            told |= dict.fromkeys(linked, min(self.round_count(exact) / patients, 1.0))
-        return told
+            answer |= dict.fromkeys(linked, min(self.round_count(exact) / patients, 1.0))
+        return answer
 
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
         """Prototypes of the training images (strategies/protocol/prototypes.py), with noise.
@@ -472,8 +472,8 @@ class Noised(Disclosure):
             step = step_of(2 * shared / len(own), most)
             if step <= COARSEST:
                 noise = self.noise.table(f"prototype {label}", model, (features.shape[1],))
-                told = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
-                means[label] = bound * told
+                mean = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
+                means[label] = bound * mean
                 counts[label] = self.round_count((labels == label).sum())
                 one, other = own[: len(own) // 2 * 2].unflatten(0, (-1, 2)).unbind(dim=1)
                 apart.append((one - other).square().sum(dim=1).clamp(max=2) / 2)

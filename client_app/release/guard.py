@@ -76,11 +76,11 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
     """The answer to a message that failed; details go to the hospital's log alone."""
     log = logging.getLogger("flwr")
     if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
-        told = OwnError("files", str(error)) if _names_own(str(error), context) else error
-        if isinstance(told, PolicyError | OwnError):
-            log.error(told.explain())
+        refusal = OwnError("files", str(error)) if _names_own(str(error), context) else error
+        if isinstance(refusal, PolicyError | OwnError):
+            log.error(refusal.explain())
         rule = error.explain() if isinstance(error, PolicyError) else ""
-        return Message(Failed(failure_of(error), redact(str(told)), rule), reply_to=message)
+        return Message(Failed(failure_of(error), redact(str(refusal)), rule), reply_to=message)
     reason = type(error).__name__
     if isinstance(error, OSError) and error.errno in DISK:
         reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"

@@ -65,15 +65,15 @@ class OwnSums:
             return {}
         exact = self.images.sums()
         sent = exact.only(self._large_classes)
-        told: dict[str, float] = {}
+        figures: dict[str, float] = {}
         if self.settings.epsilon:
-            multiplier, told["epsilon-spent"] = self._spend()
+            multiplier, figures["epsilon-spent"] = self._spend()
             sent = sent + random_noise(sent, multiplier, self._entropy())
         if self.hospital.policy:
             self._attack(sent, exact.only(self._large_classes))
         kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
         self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
-        return told
+        return figures
 
     def load_kept(self) -> tuple[Sums, Sums]:
         """The kept sums of all tasks so far: as they left, and exact."""

@@ -50,9 +50,9 @@ def visit_ring(request: Request) -> Message:
     visit = RingVisit(request)
     legs = {ADD: visit.add, CLOSE: visit.close, HOME: visit.solve_at_home}
     with request.clock.measure("train"):
-        told = legs[request.order.leg]()
+        figures = legs[request.order.leg]()
     weight = visit.disclosure.weight(len(request.hospital.data.train))
-    return request.answer({**told, "num-examples": weight}, visit.pack())
+    return request.answer({**figures, "num-examples": weight}, visit.pack())
 
 
 class RingVisit:
@@ -85,7 +85,7 @@ class RingVisit:
 
     def add(self) -> dict[str, float]:
         """Add the hospital's own sums to those that arrived, or to a new mask."""
-        told = self.own.release()
+        figures = self.own.release()
         sent, exact = self.own.load_kept()
         if self.begins:
             self.sums = random_mask(sent)
@@ -93,7 +93,7 @@ class RingVisit:
         self.sums = self._arrived_sums(sent) + sent
         if self.request.order.round == 1:
             self._keep_alone(exact)
-        return told
+        return figures
 
     def close(self) -> dict[str, float]:
         """Take the mask off the totals; the network becomes their classifier."""
