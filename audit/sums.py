@@ -7,8 +7,8 @@ by
 - difference: the attacker knows the images of all other patients. The rest of the sums is the
   part s, G of one patient, with the noise. The score is a² s · z + b² zᵀ G z, where noise has the
   deviations 1/a and 1/b: for Gaussian noise the best test is linear (Neyman and Pearson), as in
-  Dwork et al., "Robust traceability from trace amounts", FOCS 2015. Others are scored against the
-  part of the same patient;
+  Dwork et al., "Robust traceability from trace amounts", FOCS 2015. Held-out images are
+  scored against the part of the same patient;
 - span: minus the squared distance of z to the first n_c eigenvectors of G_c. The features of a
   class with fewer than d images are in this span;
 - likelihood: the log-likelihood of a normal distribution with the class's mean and covariance.

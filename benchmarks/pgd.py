@@ -3,10 +3,10 @@
     uv run python -m benchmarks.pgd <archive.npz> <model.safetensors>...
 
 Projected gradient descent (Madry et al., arXiv:1706.06083) moves each test image in `STEPS` steps
-towards a larger loss, by at most ε for each value of 0 to 255. docs/using-a-model.md says how to
-export a model; here those of the rows ER-ACE and ER-ACE SER of ser_imagenet.toml. In a SER network
-no gradient reaches the saliency network, so the attack does not see its part: a part of the
-robustness may be that.
+towards a larger loss, by at most ε for each value of 0 to 255. Fig. 2.9 compares the rows
+ER-ACE and ER-ACE SER of ser_imagenet.toml; docs/using-a-model.md explains how to export their
+models. In a SER network no gradient reaches the saliency network, so the attack cannot use it. A
+part of the measured robustness may come from this.
 """
 
 import sys
@@ -20,7 +20,7 @@ from learning.export import load_model
 from strategies.protocol.archive import load
 
 STEPS, BATCH = 10, 32
-STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # ε; the thesis does not print its own
+STRENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # ε; the thesis prints none
 
 
 def attack(network: nn.Module, images: Tensor, labels: Tensor, strength: float) -> Tensor:
@@ -35,7 +35,7 @@ def attack(network: nn.Module, images: Tensor, labels: Tensor, strength: float) 
 
 
 def accuracy(network: nn.Module, images: Tensor, labels: Tensor, strength: float) -> float:
-    """The share of images uint8 [n, C, H, W] that the network tells right under attack."""
+    """The share of images uint8 [n, C, H, W] that the network classifies correctly under attack."""
     right = 0
     for part, wanted in zip(images.split(BATCH), labels.split(BATCH), strict=True):
         moved = attack(network, part.float(), wanted, strength) if strength else part

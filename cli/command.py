@@ -29,7 +29,9 @@ RunIdentity = Annotated[
 Keys = Annotated[
     Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
 ]
-Trusted = Annotated[Path | None, typer.Option(help="Trusted keys. Without it: those first seen.")]
+Trusted = Annotated[
+    Path | None, typer.Option(help="Trusted keys. Without it: the keys that were seen first.")
+]
 SITE, STORE_DIR = "hospital", STORES
 
 

@@ -5,7 +5,7 @@ plan           private paths between the same codes
 lci            centroids of clusters of training images, and lines between any two
 lci-plan       private paths between random pairs of the centroids
 k-salsa        averages of k training images of the class
-k-salsa-blind  averages of k training images of any class; the most frequent one is the average's
+k-salsa-blind  averages of k training images of any class, with the class of most of them
 k-salsa-plan, k-salsa-blind-plan
                private paths between random pairs of the averages
 """

@@ -75,7 +75,7 @@ class Averages(CodeSet):
 class Blind(Averages):
     """Averages of clusters that ignore classes. Each has the class of most of its k images.
 
-    A class that is nowhere the most frequent one has the average with most of its images.
+    A class that no average would have gets the average with most of its images.
     """
 
     def __init__(self, source: Source, k: int) -> None:

@@ -1,7 +1,7 @@
 """A check before a run: can a learner train a network with the run's settings and images?
 
-`fedhandoff check` runs it, and each hospital when it enrols. It judges all that both know. A
-learner declares its needs in `tables` and `check_suited`.
+`fedhandoff check` runs it, and each hospital when it enrols. Both judge only what is known
+before a visit. A learner declares its needs in `tables` and `check_suited`.
 """
 
 from learning.augmentation import check_augmentation

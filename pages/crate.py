@@ -1,4 +1,4 @@
-"""A folder as an RO-Crate: the file ro-crate-metadata.json, a page for programs.
+"""A folder as an RO-Crate: the file ro-crate-metadata.json, which programs read.
 
 It follows RO-Crate 1.2, Process Run Crate 0.5 and Five Safes RO-Crate 0.4 (docs/crate.md). It
 describes the files of the folder. A fact that nobody recorded is called "not recorded".
@@ -53,8 +53,8 @@ class Contents:
     ended: str
     version: str  # of the app; empty = unknown
     code: str  # hash of its code; empty = unknown
-    images: Mapping[str, str]  # by hospital, what is known of its images
-    files: Mapping[str, str]  # what each file of the folder holds, by its path there
+    images: Mapping[str, str]  # by hospital, the facts about its images
+    files: Mapping[str, str]  # the content of each file, by its path in the folder
     inputs: Sequence[str]  # those files that the action used; it made the others
     checks: Sequence[Check]
     makers: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by file, its hospitals
@@ -65,7 +65,7 @@ def write_crate(folder: Path, contents: Contents, now: str) -> Path:
 
     Args:
         folder: The folder, which has all files of `contents`.
-        contents: What the crate says.
+        contents: The facts of the crate.
         now: The time, in ISO 8601.
 
     Raises:

@@ -18,7 +18,7 @@ from strategies.protocol.names import join_names
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
 
-# What each file of a result directory holds, by the end of its path.
+# The content of each file of a result directory, by the end of its path.
 ABOUT = {
     "config.toml": "The settings of the run.",
     "metrics.jsonl": "The events of the run, one on each line.",
@@ -118,7 +118,7 @@ def _about(file: str) -> str:
 
 
 def _images(data: Mapping[str, Any]) -> str:
-    """What the server knows of a hospital's images, in words."""
+    """The facts that the server has about a hospital's images, in words."""
     if not data:
         return "Nothing is known of them."
     parts = [

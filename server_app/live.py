@@ -18,7 +18,7 @@ TIME = "%Y-%m-%d %H:%M:%S"
 # run, for states and for reports.
 PAUSE = 3.0
 STATE_SHARE, REPORT_SHARE = 0.001, 0.004
-# A report has these lines before and after the state, and this one to be loaded again.
+# A report has these two lines before and after the state. The third makes a browser load it again.
 BEGIN, END = "<!-- state -->\n", "<!-- end of state -->\n"
 RELOAD = f'<meta http-equiv="refresh" content="{PAUSE:.0f}">\n'
 
@@ -65,7 +65,7 @@ class LivePage:
 
 
 def mark_ended(folder: Path) -> None:
-    """Let the page of a run whose server has ended say so, and load itself no more."""
+    """Write on a run's page that its server has ended, and stop the page's reloading."""
     path, resume = folder / NAME, folder / "checkpoint" / "resume.toml"
     with suppress(OSError, FileError):
         page, written = read_text(path), strftime(TIME, localtime(path.stat().st_mtime))

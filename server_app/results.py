@@ -107,7 +107,7 @@ class Results:
         self._settings = settings
         self._cross = strategy_of(settings).cross
         self._config = ""
-        self._events: list[Event] = []  # without the good tests of finished rounds
+        self._events: list[Event] = []  # without successful tests of finished rounds
         self._rounds: list[Round] = []
         self._feed = Feed(settings)
         self._resumed = 0
@@ -250,7 +250,7 @@ class Results:
             self._write_live_page()
 
     def _put_away(self, measured: Round) -> None:
-        """Send a round to the trackers, then free its good tests, which may be a million."""
+        """Send a round to the trackers, then forget its successful tests: up to a million."""
         events = [event for event in self._events if event.round == measured.number]
         self._feed.round(measured, events, participants(self._events))
         tests = (measured.number, "evaluate", "ok")

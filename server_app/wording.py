@@ -41,7 +41,7 @@ CURES = {
     "undeclared": "Compare the code of the hospital with that of the server.",
     "gone": "At the hospital, `fedhandoff hospital status` shows whether it runs.",
     "release": "The hospital's log has the reason; the run goes on without these images.",
-    "policy": "Change the setting, or the hospital changes its policy.",
+    "policy": "Change the setting, or ask the hospital to change its policy.",
     "ledger": "Free space on the hospital's disk.",
     "useless": "Lower train.learning-rate at the hospital that trained the model.",
 }

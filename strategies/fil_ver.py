@@ -89,7 +89,7 @@ class FilVer(FedAvg):
         self.sent = self.own.variant if sends else ""  # the kind of embeddings that leave
 
     def task_at(self, server_round: int, hospital: str = "") -> int:
-        """The present task; offline from round 2 on the last: the images of all tasks are there."""
+        """The present task. With `filver.offline` it is the last task from round 2 on."""
         joint = self.own.offline and server_round > 1
         return super().task_at(self.settings.num_server_rounds if joint else server_round, hospital)
 

@@ -85,7 +85,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
 
 
 def hash_weights(settings: Settings, data: LocalData) -> str:
-    """SHA-256 of the pretrained weights, but for the head's; of those that made features."""
+    """SHA-256 of the pretrained weights without the head, or of those that made the features."""
     whole = data.whole or frozen_network(settings, data.train.shape)[1]
     return whole.frozen
 

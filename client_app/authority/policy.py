@@ -460,10 +460,10 @@ def _parse(text: str, path: Path | None) -> Policy:
         problems[rule] = f"there is no rule '{rule}'{near_miss(rule, rules)}"
     if policy is None or problems:
         lines = {rule: _line_of(text, rule) for rule in problems}
-        told = [
+        texts = [
             f"line {lines[rule]}: {problems[rule]}" for rule in sorted(lines, key=lines.__getitem__)
         ]
-        raise OwnError("policy", f"{path}, {' '.join(told)}")
+        raise OwnError("policy", f"{path}, {' '.join(texts)}")
     return policy
 
 

@@ -27,7 +27,7 @@ class TaskMemory(Learner):
     """A learner that keeps equally many images of each task.
 
     Attributes:
-        kept: Those of earlier tasks; None in the first.
+        kept: Kept images of earlier tasks; None in the first task.
         rows: The rows of this task's images to keep, int64 [m].
     """
 

@@ -6,7 +6,7 @@ NeurIPS 2020, arXiv:2004.07211, Eq. 6. With a batch (x, y) of the stream, and tw
 
     ℓ(M(x), y)  +  α ‖M(x') − z'‖²  +  β ℓ(M(x''), y'')
 
-The reservoir holds images, labels, and the network's logits z at the time of the image. It belongs
+The reservoir holds images, labels, and the network's logits z when an image was offered. It belongs
 to the hospital's stream and serves all models that come. Each of the three terms is a forward pass
 of its own, as in the authors' code: BatchNorm normalises each by itself. With `derpp.one-pass` one
 draw serves both terms, in one pass with the batch, as TwF has it (twf.py).

@@ -1,4 +1,4 @@
-"""iCaRL: classes are told by the means of kept images; the network is distilled from before.
+"""iCaRL: an image gets the class whose mean of kept images is nearest; earlier tasks are distilled.
 
 Rebuffi et al., "iCaRL: incremental classifier and representation learning", CVPR 2017,
 arXiv:1611.07725. A task is trained on its images and all kept ones. With g = σ(M(x)), and q the
@@ -7,9 +7,10 @@ same of the network before the task, a step minimises the binary cross-entropy (
     − Σ_c t_c log g_c + (1 − t_c) log(1 − g_c),    t_c = q_c for earlier classes, and else [y = c]
 
 Of each class K / (number of classes) images are kept, K = `reservoir.size`. They are chosen one by
-one, so that the mean of their features is the nearest to that of the class (Algorithm 4); the first
-ones stay when classes come (Algorithm 5). Features φ are the input of the last layer, scaled to a
-norm of 1. An image x has the class with the nearest mean µ_c of its kept images (Algorithm 1):
+one, so that the mean of their features is the nearest to that of the class (Algorithm 4). When new
+classes come, the images that were chosen first stay (Algorithm 5). Features φ are the input of the
+last layer, scaled to a norm of 1. An image x has the class with the nearest mean µ_c of its kept
+images (Algorithm 1):
 
     argmin_c ‖φ(x) − µ_c / ‖µ_c‖‖    =    argmax_c φ(x) · µ_c / ‖µ_c‖
 
@@ -49,7 +50,7 @@ class ICaRL(FromBefore):
     """Binary cross-entropy with distillation; the last layer of a trained model has class means.
 
     Raises:
-        ParcelError: The layer that travelled with the model, or the kept network, is another one.
+        ParcelError: The layer that came with the model, or the kept network, does not fit it.
         ModelError: The network does not end in a linear layer.
     """
 
@@ -89,7 +90,7 @@ class ICaRL(FromBefore):
 
     @torch.no_grad()
     def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
-        """The trained layer; that of the network gets the class means."""
+        """The trained layer, which travels; the network's last layer becomes the class means."""
         trained = {name: each.clone() for name, each in self.head.state_dict().items()}
         self.head.weight.copy_(self._choice[1])
         if self.head.bias is not None:
@@ -138,7 +139,7 @@ class ICaRL(FromBefore):
 def herd(features: Tensor, count: int) -> Tensor:
     """The images whose features [n, d] have a mean near that of all, int64 [count], in their order.
 
-    Each is the one that brings the mean of those chosen so far nearest to it; none comes twice.
+    Each choice brings the mean of the chosen images nearest to that of all. None is chosen twice.
     """
     mean, total = features.mean(dim=0), torch.zeros_like(features[0])
     left, chosen = torch.ones(len(features), dtype=torch.bool, device=features.device), []

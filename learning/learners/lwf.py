@@ -50,7 +50,7 @@ class FromBefore(Learner):
         classes: int64 [c], classes that the hospital has had; `since` [c]: the first task of each.
         earlier: Classes of earlier tasks.
         old: M_old; None in the first task.
-        first: Whether no visit of this task came before, here.
+        first: Whether this is the hospital's first visit of the task.
     """
 
     def begin_visit(self) -> None:

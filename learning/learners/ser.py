@@ -87,7 +87,7 @@ class SER(Learner):
     own: SERSettings
 
     def begin_visit(self) -> None:
-        """Begin the wrapped learner's; get the oracle, and the saliency network's optimizer."""
+        """Begin the wrapped learner's visit; get the oracle, and an optimizer for saliency."""
         self.network = modulate(self.model)
         wrapped = WRAPPED[self.own.learner]
         self.wrapped = wrapped(self.model, self.samples, self.settings, self.received)
@@ -138,15 +138,15 @@ class SER(Learner):
         return self.wrapped.observe(batch, draws)
 
     def before_step(self) -> None:
-        """That of the wrapped learner."""
+        """The wrapped learner's work before a step."""
         self.wrapped.before_step()
 
     def after_step(self) -> None:
-        """That of the wrapped learner."""
+        """The wrapped learner's work after a step."""
         self.wrapped.after_step()
 
     def rehearsal(self) -> Mapping[str, Tensor]:
-        """That of the wrapped learner."""
+        """The memory that the wrapped learner keeps."""
         return self.wrapped.rehearsal()
 
 
@@ -242,7 +242,7 @@ def read_maps(path: str, shape: Sequence[int]) -> Oracle:
         shape: (C, H, W) of an image.
 
     Raises:
-        SettingsError: The file has no such records, or lacks an image; the second at its batch.
+        SettingsError: The file has no such records. Or it lacks an image: a batch finds this out.
     """
     wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npy file with "
     size = list(shape[1:])

@@ -45,10 +45,10 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same. Of an exported saliency network (models
-    ser-...) a network of this kind gets encoder and decoder, and another network the encoder, as
-    SER's paper does; its classifier is not loaded. A warning is logged if the images have
-    another scale or size than those that the weights were trained on.
+    classes; its head is loaded if the classes are the same. From an exported saliency network (a
+    model ser-...) a network of this kind gets the encoder and the decoder. Any other network gets
+    the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
+    have another scale or size than those that the weights were trained on.
 
     Args:
         network: As `architecture` has built it.

@@ -69,8 +69,8 @@ class SaliencyNetwork(nn.Module):
     `backbone` builds the encoder and the classifier; `widths` are the channels at each point.
 
     Attributes:
-        known: Of the first images of the next pass: the encoder's features at each point and, last,
-            the saliency. None = the encoder sees all images, in its own mode.
+        known: The encoder's features at each point and, last, the saliency, for the first images of
+            the next pass. None = the encoder sees all images, in its own mode.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class SaliencyNetwork(nn.Module):
         return [each for name, each in self.named_parameters() if not name.startswith(saliency)]
 
     def _attend(self, images: Tensor) -> list[Tensor]:
-        """Of scaled images: the encoder's features at each point and, last, the saliency."""
+        """The encoder's features of scaled images at each point and, last, their saliency."""
         _, features = tap(self.encoder, images)
         return [*features, self.decoder(features, images.shape[2:])]
 
     def _recall(self, images: Tensor) -> list[Tensor]:
-        """The same, of the known images and of others."""
+        """As `_attend`; the first images may be known already."""
         if self.known is None:
             return self._attend(images)
         known, self.known = self.known, []
@@ -140,7 +140,7 @@ class SaliencyNetwork(nn.Module):
         return [torch.cat(each) for each in zip(known, found, strict=True)] if known else found
 
     def _modulate(self, features: Sequence[Tensor], point: int, c: Tensor) -> Tensor:
-        """The classifier's features at a point, after the saliency network's."""
+        """The classifier's features `c` at a point, modulated by those of the saliency network."""
         if self.scheme == "lsm":
             merged: Tensor = self.merge[point](torch.cat([c, features[point]], dim=1))
             return merged
@@ -176,5 +176,5 @@ SER_NETWORKS: dict[str, Callable[["Architecture"], nn.Module]] = {
 
 
 def backbone_of(name: str) -> str:
-    """The network of which a saliency network has two, by the model's name; or the model itself."""
+    """The name of the network that a saliency model has twice; other names do not change."""
     return name.split("-")[1] if name in SER_NETWORKS else name
