@@ -73,7 +73,7 @@ SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
 TIME = "%Y-%m-%d_%H-%M-%S"  # of the start, in the name of a result directory
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
-NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json while the server waits
+NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Results:
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
-        self._noted: Sequence[Awaited] = ()  # contents of under-way.json
+        self._noted: tuple[int, Sequence[Awaited]] = (-1, ())  # contents of under-way.json
         self._noted_at = -NOTE_PAUSE
         self._page = live.LivePage(path)
         self._classes: list[str] = []
@@ -209,9 +209,8 @@ class Results:
 
     def keep(self, state: State) -> None:
         """Write a checkpoint from which the run can be resumed."""
-        with (self.path / LOG).open("ab") as file:
-            os.fsync(file.fileno())
-            size = file.tell()
+        state.shelf.sync(self.path / LOG)
+        size = (self.path / LOG).stat().st_size
         now = monotonic()
         seconds = [each.seconds for each in self._rounds]
         of_this = now - self._round_began
@@ -264,9 +263,7 @@ class Results:
         """Note the missing answers; log them after a long silence."""
         now = monotonic()
         self._awaited = awaited
-        some = awaited and self._noted  # then not every answer is worth a new file
-        if awaited != self._noted and not (some and now - self._noted_at < NOTE_PAUSE):
-            self._note_under_way()
+        self._note_under_way()
         if self._page.is_due:
             self._write_live_page()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
@@ -277,8 +274,15 @@ class Results:
             self._silence = longer
 
     def _note_under_way(self) -> None:
-        """Write under-way.json, for `fedhandoff watch`."""
-        self._noted, self._noted_at = self._awaited, monotonic()
+        """Write under-way.json, for `fedhandoff watch`, unless it was written just now.
+
+        When the last answer has come, the file never names a hospital any more.
+        """
+        present, now = (len(self._rounds), self._awaited), monotonic()
+        late = not self._awaited and self._noted[1]
+        if present == self._noted or (now - self._noted_at < NOTE_PAUSE and not late):
+            return
+        self._noted, self._noted_at = present, now
         with replacing(self.path / UNDER_WAY) as draft:
             draft.write_bytes(to_json(UnderWay(len(self._rounds), self._waits())))
 

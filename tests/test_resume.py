@@ -384,6 +384,17 @@ def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
         assert not (run.results.path / "checkpoint").exists()
 
 
+def test_only_a_deployment_waits_for_the_disk(tmp_path, monkeypatch):
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    assert Run(tmp_path / "deployed", "rwt").part()
+    assert waits
+    waits.clear()
+    monkeypatch.setattr(Courier, "simulates", True)
+    assert Run(tmp_path / "simulated", "rwt").part()
+    assert not waits
+
+
 def a_parcel(value, lineage="a"):
     model = ArrayRecord({"w": Array(np.full(3, value, "f4"))})
     return pack({"model": model}, Manifest(lineage, "counter", ["a", "b"], round=value))

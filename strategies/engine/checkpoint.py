@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from strategies.engine.shelf import Shelf, sync
+from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.files import FileError, read_json, replacing
@@ -33,7 +33,7 @@ def save(state: State, notes: Mapping[str, Any]) -> None:
 
     The server's notes are of types that JSON has.
     """
-    folder = state.shelf.folder
+    folder, sync = state.shelf.folder, state.shelf.sync
     sync(folder)  # the files must be on the disk before state.json names them
     content = {"format": FORMAT, "state": state.to_json(), "notes": notes}
     with replacing(folder / STATE) as draft:

@@ -57,6 +57,8 @@ class Engine:
     def __init__(self, run: Run, keep: Callable[[State], None]) -> None:
         self.keep = keep
         self.state, self.strategy = run.state, run.strategy
+        # A wait for the disk takes longer than a short visit, and a simulation can begin again.
+        self.state.shelf.durable = not run.courier.simulates
         self.times = run.settings.asynchrony
         self.exchange: Exchange[Any] = Exchange(run.courier, self._look_round)
         if self.times.seconds:

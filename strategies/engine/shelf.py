@@ -44,17 +44,23 @@ class _Note:
 
 
 class Shelf:
-    """The parcels in one folder, which is made if it does not exist."""
+    """The parcels in one folder, which is made if it does not exist.
+
+    Attributes:
+        durable: Whether files must survive a power cut, not only a kill of the process. Then each
+            write waits for the disk.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.durable = True
         folder.mkdir(parents=True, exist_ok=True)
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0
         self._notes: dict[str, _Note] = {}
 
     def put(self, parcel: RecordDict) -> str:
-        """Write an admitted parcel to the disk, and wait for the disk; the parcel's name."""
+        """Write an admitted parcel to the disk; the parcel's name."""
         label = Manifest.read(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
@@ -64,7 +70,7 @@ class Shelf:
         if not path.exists():
             with replacing(path) as draft:
                 save(parcel, draft)
-                sync(draft)
+                self.sync(draft)
         self._notes[name] = _Note.describe(parcel, label)
         self._remember(name, parcel)
         return name
@@ -111,6 +117,15 @@ class Shelf:
             draft.unlink()
         self._notes = {name: note for name, note in self._notes.items() if name in kept}
 
+    def sync(self, path: Path) -> None:
+        """If files are `durable`, wait until a file, or a folder's list, is on the disk."""
+        if self.durable:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
     def path(self, name: str) -> Path:
         """The file of a parcel, an archive that `strategies.protocol.parcel.load` reads."""
         return self.folder / f"{name}.npz"
@@ -123,12 +138,3 @@ class Shelf:
         while self._bytes > IN_MEMORY and len(self._newest) > 1:
             _, oldest = self._newest.popitem(last=False)
             self._bytes -= count_bytes(oldest)
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

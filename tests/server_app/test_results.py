@@ -294,7 +294,8 @@ def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, sai
     assert len(told_until(232)) == 1
 
 
-def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events):
+def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events, monkeypatch):
+    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 0.0)
     awaited = [Awaited("A", "train", monotonic() - 60)]
     results.waits_for(awaited)
     under_way = json.loads((results.path / "under-way.json").read_text())
@@ -308,6 +309,17 @@ def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events
     assert json.loads((results.path / "under-way.json").read_text())["waits"] == []
     results.finish(at(results))
     assert not (results.path / "under-way.json").exists()
+
+
+def test_short_waits_are_not_written_each_time(results, monkeypatch):
+    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 3600.0)
+    path = results.path / "under-way.json"
+    results.waits_for([Awaited("A", "train", 1.0), Awaited("B", "train", 1.0)])
+    first = path.read_bytes()
+    results.waits_for([Awaited("B", "train", 1.0)])
+    assert path.read_bytes() == first
+    results.waits_for([])  # nobody is late any more
+    assert json.loads(path.read_text())["waits"] == []
 
 
 def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(results, events):

@@ -24,6 +24,7 @@ from tests.fakes import settings
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
+    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 0.0)
     monkeypatch.setattr(watch, "LOOK", 0.01)
     monkeypatch.setattr(watch, "START_UP", 0.0)
 
