@@ -37,10 +37,11 @@ class Judge:
         self.request, self.network = request, network
         hospital = request.hospital
         with request.clock.measure("evaluate"):
-            self.images = random_samples(hospital.data.test, len(label.classes))
             private = hospital.policy or hospital.settings.train.dp.noise_multiplier
             if images and not private:
                 self.images = sample(images)
+            else:
+                self.images = random_samples(hospital.data.test, len(label.classes))
             self.loss = relative_loss(network, self.images)
         if flaw := arrival_flaw(self.loss):
             raise UselessError(f"The model of lineage '{label.lineage}' is of no use: {flaw}.")

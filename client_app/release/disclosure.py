@@ -40,6 +40,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -86,8 +87,6 @@ class Disclosure(ABC):
         patients: Patients of these test images [n].
         strata: Classes of these test images, counted separately in each task [n].
         tasks: Tasks of these test images [n]; None without tasks.
-        owners: Patients of all training images.
-        learnt: Rows [m] of the training images in classes with enough patients.
     """
 
     smallest = 1
@@ -101,8 +100,16 @@ class Disclosure(ABC):
         self.labels = self.data.test.labels[self.chosen]
         self.patients, self.strata = patients[chosen], strata[chosen]
         self.tasks = None if self.data.test.tasks is None else self.data.test.tasks[chosen]
-        self.owners = self.data.train.patients
-        self.learnt = large_class_rows(self.owners, self.data.train.strata, self.smallest)
+
+    @cached_property
+    def owners(self) -> Indices:
+        """Patients of all training images."""
+        return self.data.train.patients
+
+    @cached_property
+    def learnt(self) -> Indices:
+        """Rows [m] of the training images in classes with enough patients."""
+        return large_class_rows(self.owners, self.data.train.strata, self.smallest)
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model with the layers that stay here; empty if nothing uses it.

@@ -284,6 +284,7 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
     abouts = {name.rpartition("/")[0] for name in (*content, *metrics)}
     order = find_record(sent or RecordDict(), "order", ConfigRecord) or ConfigRecord()
     asked = {about for about in abouts if sent is None or _is_asked(about, order, sent)}
+    tested = {about for about in asked if verb == "evaluate" and is_name(about)}
     for name, record in content.items():
         fits = type(record) is declared.get(_pattern_of(name))
         fits &= name != "sums" or sent is None or order.get("learner") == "sums"
@@ -300,7 +301,7 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
             )
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
-        named = not slash or (verb == "evaluate" and is_name(about) and about in asked)
+        named = not slash or about in tested
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
             raise UndeclaredError(
