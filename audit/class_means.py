@@ -11,12 +11,16 @@ S is the covariance of synthetic features within classes, shrunk to its mean var
 classes have the same scale. An image has the score 0 if its class has no reference or no synthetic
 features.
 
-Shapes: `N` images, `d` features.
+Synthetic features of gan/noised_features.py are in a subspace. The attacker looks at all features
+there, scaled to length 1.
+
+Shapes: `N` images, `n` synthetic ones, `d` features.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from audit.buffer import Trial, trial_of
 from audit.membership import Scores
@@ -49,7 +53,7 @@ def class_means_trial(
 
 def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
     """Scores [N] of images."""
-    vectors, drawn, known = map(_vectors, (images, synthetic, references))
+    vectors, drawn, known = _within_span(*map(_vectors, (images, synthetic, references)))
     apart = drawn.clone()
     for label in synthetic.labels.unique():
         own = synthetic.labels == label
@@ -72,3 +76,12 @@ def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
 
 def _vectors(samples: Samples) -> Tensor:
     return samples.images.flatten(1).double()
+
+
+def _within_span(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:
+    """Vectors [., d], in the span of the synthetic ones if these are in a subspace."""
+    _, values, directions = torch.linalg.svd(synthetic, full_matrices=False)
+    rank = int((values > 1e-4 * values[0]).sum())
+    if rank == min(synthetic.shape):
+        return images, synthetic, references
+    return tuple(normalize(each @ directions[:rank].T) for each in (images, synthetic, references))

@@ -20,7 +20,16 @@ from scipy.fft import idctn
 from torch import Tensor
 from torch.nn import functional
 
-from gan.noised_moments import BINS, BRIGHTNESS, CONTRAST, PATTERN, SHARES, Basis, Moments
+from gan.noised_moments import (
+    BINS,
+    BRIGHTNESS,
+    CONTRAST,
+    PATTERN,
+    SHARES,
+    Basis,
+    Moments,
+    certain_classes,
+)
 
 DEFORMED = 0.07  # standard deviation of the deformation, as a share of an image; half for shifts
 POOL = 1024  # images from which the histogram of pixels is computed
@@ -34,8 +43,7 @@ class MomentGenerator:
 
     def __init__(self, moments: Moments, fewest: int) -> None:
         self.basis = Basis.choose(moments.shape)
-        certain = fewest + 2 * moments.noise / SHARES["count"]
-        known = np.flatnonzero(moments.counts >= certain)
+        known = certain_classes(moments.counts, fewest, moments.noise / SHARES["count"])
         self.classes = torch.from_numpy(known)
         self.means: dict[int, NDArray[np.float64]] = {}
         self.factors: dict[int, NDArray[np.float64]] = {}

@@ -149,7 +149,7 @@ def release(
     """
     basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape
-    weights = _weights(len(images), patients)
+    weights = weights_of(np.arange(len(images)) if patients is None else patients)
     counts = np.zeros(classes)
     sums = np.zeros((classes, basis.size))
     squares = np.zeros((classes, basis.size, basis.size))
@@ -192,9 +192,18 @@ def release(
     )
 
 
-def _weights(count: int, patients: NDArray[Any] | None) -> NDArray[np.float64]:
-    """The weight of each image, in steps of 1 / WEIGHT; at most 1 in sum for a patient."""
-    if patients is None:
-        return np.full(count, float(WEIGHT))
+def weights_of(patients: NDArray[Any]) -> NDArray[np.float64]:
+    """The weight of each image [N] in steps of 1 / WEIGHT; at most 1 in sum for a patient."""
     _, whose, numbers = np.unique(patients, return_inverse=True, return_counts=True)
     return np.asarray(WEIGHT // numbers[whose], dtype=np.float64)
+
+
+def certain_classes(counts: NDArray[np.float64], fewest: int, noise: float) -> NDArray[np.int64]:
+    """The classes that have `fewest` images and two standard deviations of the noise, [.].
+
+    Args:
+        counts: Noised numbers of images, [K].
+        fewest: Number of images.
+        noise: Standard deviation of the noise of `counts`.
+    """
+    return np.flatnonzero(counts >= fewest + 2 * noise)

@@ -59,7 +59,7 @@ def release_checks(
 
 def noun_of(config: Mapping[str, Any]) -> str:
     """What a buffer has, by the settings: "image", or "vector" (of features)."""
-    return "vector" if config.get("gan", {}).get("method") == "class-gaussians" else "image"
+    return "vector" if config.get("train", {}).get("freeze") == "body" else "image"
 
 
 def named(text: str, noun: str) -> str:

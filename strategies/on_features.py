@@ -5,7 +5,7 @@ from strategies.protocol.settings import require
 
 # Learners that need layers, rotated images or a saliency of images.
 NEED_IMAGES = {"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"}
-GANS = {"class-gaussians"}  # values of `gan.method` whose buffers are features
+GANS = ("class-gaussians", "dp-mean-embedding")  # values of `gan.method` for features
 
 
 def check_on_features(strategy: Strategy) -> None:
@@ -27,6 +27,6 @@ def check_on_features(strategy: Strategy) -> None:
         require(fits, key, value, f"{allowed} {body}")
     if strategy.buffer_size:
         gan = settings.gan
-        require(gan.method in GANS, "gan.method", gan.method, f"{', '.join(GANS)} {body}")
+        require(gan.method in GANS, "gan.method", gan.method, f"{' or '.join(GANS)} {body}")
         require(gan.sampler == "random", "gan.sampler", gan.sampler, f"random {body}")
         require(gan.projections == 0, "gan.projections", gan.projections, f"0 {body}")

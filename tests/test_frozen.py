@@ -309,9 +309,22 @@ def feder(tmp_path, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["full", "buffer-only", "synthetic-only"])
-def test_feder_replays_features(tmp_path, variant):
-    _, ledger, _ = feder(tmp_path, feder__variant=variant)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feder__variant": "full"},
+        {"feder__variant": "buffer-only"},
+        {"feder__variant": "synthetic-only"},
+        {
+            "gan__method": "dp-mean-embedding",
+            "gan__epsilon": 20.0,
+            "feder__variant": "synthetic-only",
+            "release__max_membership": 1.0,
+        },
+    ],
+)
+def test_feder_replays_features(tmp_path, changes):
+    _, ledger, _ = feder(tmp_path, **changes)
     assert [event for event in ledger.events if event.outcome != "ok"] == []
     last = [e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 2]
     assert np.mean(last) > 0.5
@@ -319,3 +332,4 @@ def test_feder_replays_features(tmp_path, variant):
     text = " ".join(dossier.read_text().split())
     assert "80 synthetic vectors of 128 features" in text
     assert "synthetic image" not in text.lower()
+    assert ("ε = 20 at δ = 1e-05" in text) == ("gan__method" in changes)

@@ -1,5 +1,6 @@
 """The search for copies, and the attack by class means, on features of a frozen network."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -7,6 +8,7 @@ from torch.nn.functional import normalize
 from audit.buffer import attack_buffer
 from audit.class_means import class_means_trial
 from audit.copies import Auditor
+from gan import noised_features
 from gan.class_gaussians import ClassGaussians
 from learning.samples import Samples
 from tests.gan.test_class_gaussians import features
@@ -77,6 +79,20 @@ def test_a_mean_of_few_features_reveals_them(seen, found):
     halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
     trial = class_means_trial(members, (halves[0], halves[1]), made)
     assert (trial.worth.attack.auc.low > 0.7) == found
+
+
+@pytest.mark.parametrize(("seen", "found"), [(True, True), (False, False)])
+def test_a_mean_in_a_subspace_reveals_them_without_noise(seen, found, monkeypatch):
+    monkeypatch.setattr(noised_features, "SIZE", WIDTH // 2)
+    members, others = samples(16, 1), samples(800, 2)
+    fitted = members if seen else samples(16, 5)
+    unit, none = np.arange(16), np.zeros
+    noised = noised_features.release_features(fitted.images, fitted.labels, 2, 1e-3, none, unit)
+    labels = torch.arange(400) % 2
+    made = Samples(noised_features.NoisedClasses(noised, 2).render(labels, 3), labels)
+    halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
+    trial = class_means_trial(members, (halves[0], halves[1]), made)
+    assert (trial.worth.attack.auc.low > 0.6) == found
 
 
 def test_an_image_of_a_class_without_references_has_no_score():

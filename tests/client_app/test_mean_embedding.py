@@ -15,6 +15,8 @@ from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 
+FEATURES = {"train__freeze": "body", "model": "cnn"}
+
 
 @pytest.fixture
 def hospital(tmp_path):
@@ -74,52 +76,66 @@ def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
-def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
-    images = [made(hospital(seed=seed)).samples.images for seed in (0, 1)]
+@pytest.mark.parametrize("form", [{}, FEATURES])
+def test_in_a_simulation_the_seed_decides_on_the_noise(hospital, form):
+    images = [made(hospital(seed=seed, **form)).samples.images for seed in (0, 1)]
     assert not torch.equal(*images)
-    assert len(list(hospital().store.folder.glob("gan/*/statistic.npz"))) == 2
-    for path in hospital().store.folder.rglob("*.npz"):
+    store = hospital(**form).store.folder
+    assert len(list(store.glob("gan/*/statistic.npz"))) == 2
+    for path in store.rglob("*.npz"):
         path.unlink()
-    assert torch.equal(made(hospital()).samples.images, images[0])
-    assert not (hospital().store.folder / "privacy.jsonl").exists()
+    assert torch.equal(made(hospital(**form)).samples.images, images[0])
+    assert not (store / "privacy.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_buffer_of_features_passes_the_gate_with_its_epsilon(hospital):
+    release = made(hospital(**FEATURES))
+    assert release.samples.images.shape == (40, 128, 1, 1)
+    torch.testing.assert_close(release.samples.images.norm(dim=1).flatten(), torch.ones(40))
+    assert (release.figures["gan-epsilon"], release.figures["gan-delta"]) == (20.0, 1e-4)
+    assert release.figures["release-passed"] == 1.0
+    assert "class means" in {each["attack"] for each in release.attacked["trials"]}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
-def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
-    place = hospital(limit=20.0)
+@pytest.mark.parametrize("form", [{}, FEATURES])
+def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch, form):
+    place = hospital(limit=20.0, **form)
     first = made(place)
     account = Account(place.store.folder / "privacy.jsonl")
     assert len(account.read()) == 1
-    monkeypatch.setattr(
-        "client_app.release.buffer.mean_embedding.release", None
-    )  # to call it would fail
+    for name in ("release", "release_features"):  # to call them would fail
+        monkeypatch.setattr(f"client_app.release.buffer.mean_embedding.{name}", None)
     # Another seed, with the same images: other draws of the same statistic.
     again = made(replace(place, settings=replace(place.settings, seed=1)), 30)
     assert len(account.read()) == 1
     assert not torch.equal(first.samples.images[:30], again.samples.images)
     with pytest.raises(PolicyError) as refusal:
-        made(hospital(limit=20.0, gan__epsilon=1.0))
+        made(hospital(limit=20.0, gan__epsilon=1.0, **form))
     assert refusal.value.rule == "privacy.max-epsilon"
     assert len(account.read()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
-def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital):
+@pytest.mark.parametrize("form", [{}, FEATURES])
+def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital, form):
     """Whoever knows the seed would subtract the noise."""
-    place = hospital(limit=20.0)
+    place = hospital(limit=20.0, **form)
     made(place)
     (of_policy,) = place.store.folder.glob("gan/*/statistic.npz")
     noised = np.load(of_policy)["sums"]
-    made(hospital())
+    made(hospital(**form))
     (of_seed,) = {*place.store.folder.glob("gan/*/statistic.npz")} - {of_policy}
     assert not np.array_equal(np.load(of_seed)["sums"], noised)
 
 
-def test_too_few_images_for_the_noise_are_refused(hospital):
+@pytest.mark.parametrize("form", [{}, FEATURES])
+def test_too_few_images_for_the_noise_are_refused(hospital, form):
     with pytest.raises(ReleaseError, match="noised number"):
-        made(hospital(gan__epsilon=0.1))
+        made(hospital(gan__epsilon=0.1, release__min_class_images=500, **form))
 
 
 def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):

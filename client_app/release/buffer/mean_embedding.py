@@ -1,10 +1,11 @@
 """The sampler `dp-mean-embedding`: a generator from one statistic with noise.
 
-gan/noised_moments.py computes the statistic from images. gan/moment_generator.py sees only the
-statistic. In a deployment, the statistic is released once for the same images and settings. Its
-noise cannot be drawn again. The hospital keeps the statistic in its store, and counts it in its
-privacy account. In a simulation, which has one owner, the noise follows from the seed. In a
-deployment, anybody who knows the seed could subtract such noise.
+gan/noised_moments.py computes the statistic from images, and gan/moment_generator.py sees only the
+statistic. gan/noised_features.py has both for features (train.freeze). In a deployment, the
+statistic is released once for the same images and settings. Its noise cannot be drawn again. The
+hospital keeps the statistic in its store, and counts it in its privacy account. In a simulation,
+which has one owner, the noise follows from the seed. In a deployment, anybody who knows the seed
+could subtract such noise.
 """
 
 import numpy as np
@@ -14,6 +15,7 @@ from client_app.authority.privacy_account import Account, Spent, noise_for
 from client_app.release.buffer.job import Job
 from client_app.store import Store
 from gan.moment_generator import MomentGenerator
+from gan.noised_features import NoisedClasses, NoisedSums, release_features
 from gan.noised_moments import Moments, Normal, release, secure_normal
 from strategies.protocol.settings import require, rng_for
 
@@ -35,15 +37,17 @@ class MeanEmbeddingSampler:
     """
 
     def __init__(self, job: Job) -> None:
-        settings = job.hospital.settings
+        settings, fewest = job.hospital.settings, job.hospital.settings.release.min_class_images
         self.figures = {"gan-epsilon": settings.gan.epsilon, "gan-delta": settings.gan.delta}
         store = Store(job.folder)
         if not (kept := store.load("statistic")):
             kept = _release(job).arrays()
             store.save("statistic", kept)
-        self.generator = MomentGenerator(
-            Moments.from_arrays(kept), settings.release.min_class_images
-        )
+        self.generator: MomentGenerator | NoisedClasses
+        if job.hospital.data.whole:
+            self.generator = NoisedClasses(NoisedSums.from_arrays(kept), fewest)
+        else:
+            self.generator = MomentGenerator(Moments.from_arrays(kept), fewest)
         self.classes = self.generator.classes.to(job.train.labels.device)
         if not len(self.classes):
             raise job.refusal(
@@ -52,11 +56,11 @@ class MeanEmbeddingSampler:
             )
 
     def render(self, labels: Tensor, seed: int) -> Tensor:
-        """Images uint8 [N, C, H, W] of classes int64 [N]."""
+        """Images uint8 [N, C, H, W] of classes int64 [N], or features float32 [N, d, 1, 1]."""
         return self.generator.render(labels, seed)
 
 
-def _release(job: Job) -> Moments:
+def _release(job: Job) -> Moments | NoisedSums:
     hospital, gan = job.hospital, job.hospital.settings.gan
     data = hospital.data
     units = len(np.unique(data.train.patients))
@@ -68,11 +72,6 @@ def _release(job: Job) -> Moments:
         account = Account(hospital.store.folder / "privacy.jsonl")
         account.spend(Spent(f"statistic {job.folder.name}", noise), gan.delta, policy.privacy)
         normal = secure_normal
-    return release(
-        job.train.images,
-        job.train.labels,
-        len(data.classes),
-        noise,
-        normal,
-        patients=data.train.patients,
-    )
+    measure = release_features if data.whole else release
+    train, classes = job.train, len(data.classes)
+    return measure(train.images, train.labels, classes, noise, normal, data.train.patients)

@@ -65,6 +65,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "attacked": release.attacked,
         "settings": {
             "strategy": settings.strategy,
+            "train": {"freeze": settings.train.freeze},
             "release": _dash(asdict(settings.release)),
             "gan": _dash(asdict(settings.gan)),
         },
