@@ -175,7 +175,7 @@ class Hospital:
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
-    """Open the hospital of a message; its data are loaded once per process.
+    """Open the hospital of a message; in a simulation its data are loaded once per process.
 
     Args:
         context: Flower's context, with the run's settings and the hospital's node-config
@@ -218,9 +218,9 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     torch.set_num_threads(settings.cpu_threads)
     machine = policy.machine if policy else None
     chosen = tuple(policy.images.classes) if policy else None
-    # One process may serve many simulated hospitals. In a deployment it serves one: there a server
-    # that asks for many splits must not fill the memory.
-    if policy and _data_on.cache_info().currsize > 1:
+    # A real hospital's images may have changed. And a server that asks for many splits must not
+    # fill the memory.
+    if policy:
         _data_on.cache_clear()
     folder = Store(own_folder(store / name))
     secret = secret_of(folder) if policy else b""

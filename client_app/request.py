@@ -120,7 +120,7 @@ class Request(Inquiry):
                 "that it has approved. In a simulation, a local SuperLink that was started in "
                 "another folder runs that folder's code: stop it and run again."
             )
-        session = session_for(context, order.hospital, tuple(order.classes))
+        session = session_for(context, order.hospital, tuple(order.classes), order.run)
         hospital = admit(session.hospital, session.strategy, verb, order)
         if hospital.policy:
             clock.allow_at_most(find_timeout(session.strategy.settings, verb)[1])

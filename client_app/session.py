@@ -2,7 +2,7 @@
 
 It lives as long as its process, so that later messages need not open the hospital again. Each
 message compares the inputs of the session: the run's settings, the hospital's node-config and
-policy, its name and the federation's classes.
+policy, its name, the federation's classes and, at a real hospital, the run.
 """
 
 from dataclasses import dataclass, field
@@ -44,13 +44,14 @@ class _Inputs:
     classes: tuple[str, ...] = field(compare=False)
 
 
-def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Session:
+def session_for(context: Context, name: str, classes: tuple[str, ...], run: str) -> Session:
     """The session of a message: an existing one, or a new one.
 
     Args:
         context: Flower's context, with the run's settings and the hospital's node-config.
         name: The name at the server, for a hospital without `site`.
         classes: The federation's classes; empty before they are known.
+        run: Identity of the run.
 
     Raises:
         SettingsError: A setting, the policy or the hospital's name cannot be used.
@@ -62,7 +63,8 @@ def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Sessio
     policy = Path(str(own["policy"])).expanduser() if own.get("policy") else None
     rules = policy.read_bytes() if policy and policy.is_file() else b""
     settings = sorted(context.run_config.items())
-    text = repr((settings, sorted(own.items()), simulated, rules, name, classes))
+    # A real hospital is opened anew for each run: its images may have changed since the last one.
+    text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))
     # One process may serve many simulated hospitals. In a deployment it serves one: there a server
     # that asks for many sessions must not fill the memory.
     if not simulated and _session.cache_info().currsize > 2:

@@ -27,7 +27,7 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import bundle, check_parcel, hash_arrays, pack, unbundle
 from strategies.protocol.records import to_record
-from tests.fakes import context, run_config
+from tests.fakes import context, deployed, run_config
 
 DIGITS = list("0123456789")
 
@@ -90,6 +90,16 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
     assert asked("query.enrol", []).has_error()  # as when the run is resumed
     assert not asked("query.enrol", [], "2").has_error()
     assert not asked("query.prepare", ["a", "b"], "2").has_error()
+
+
+def test_a_real_hospital_forgets_removed_images_before_the_next_run(tmp_path):
+    """Also in a process that stays between two runs with the same settings."""
+    place = deployed(tmp_path)
+    first = session.session_for(place, "", (), "1")
+    (tmp_path / "images" / "a" / "0.png").unlink()
+    assert session.session_for(place, "", (), "1") is first
+    data = [session.session_for(place, "", (), run).hospital.data for run in "12"]
+    assert [len(each.train) + len(each.test) for each in data] == [24, 23]
 
 
 def test_preparing_gives_sizes_and_a_first_model(tmp_path):
