@@ -10,7 +10,8 @@ training and test images. Each split gives three kinds of classifiers, as a run 
 λ and κ are chosen on training images. The seeds of the splits are 0, 1, ....
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import permutations
 from logging import INFO
@@ -22,7 +23,7 @@ from flwr.common import log
 from torch import Tensor
 
 from client_app.datasets import LocalData, open_data
-from client_app.datasets.own import own_data
+from client_app.datasets.own import LISTINGS, own_data
 from client_app.errors import DataError
 from client_app.release.sums.own import training_images
 from client_app.store import DEFAULT
@@ -99,7 +100,7 @@ def measure_gains(
     settings = Settings.parse(complete(SETTINGS))
     places = [str(folder.expanduser().absolute()) for folder in folders]
     own = [replace(settings, dataset=own_data(place)) for place in places]
-    classes = sort_classes({name for each in own for name in _open(each, store).classes})
+    classes = sort_classes({name for each in own for name in _list_classes(each)})
     if len(classes) < 2:
         raise DataError(f"All images show '{classes[0]}': a classifier needs two classes or more.")
     if alike := [join_names([*map(quote, each)]) for each in group_spellings(classes)]:
@@ -121,9 +122,23 @@ def measure_gains(
     }
 
 
-def _open(settings: Settings, store: Path, classes: tuple[str, ...] = ()) -> LocalData:
-    try:
+def _list_classes(settings: Settings) -> set[str]:
+    """The classes of a department; no image is opened, which would take half an hour."""
+    kind, _, path = settings.dataset.partition(":")
+    with _naming(settings):
+        return {entry.label for entry in LISTINGS[kind](path).entries}
+
+
+def _open(settings: Settings, store: Path, classes: tuple[str, ...]) -> LocalData:
+    with _naming(settings):
         return open_data(settings, 0, 1, classes, store)
+
+
+@contextmanager
+def _naming(settings: Settings) -> Iterator[None]:
+    """An error names the department's folder."""
+    try:
+        yield
     except DataError as error:
         raise DataError(f"{settings.dataset.partition(':')[2]}: {error}") from error
 

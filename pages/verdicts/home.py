@@ -27,6 +27,7 @@ ABOUT_GAIN = (
     "departments; for its own patients a department counts its own sums more. Nothing left this "
     "machine."
 )
+SAME = "no interval: the same on every split"
 BESIDE = {"better": "better", "worse": "worse", "not shown": "not shown to be better or worse"}
 
 
@@ -164,10 +165,12 @@ def _change(difference: Figure) -> str:
     verbs = {"better": "rises", "worse": "falls"}
     verb = verbs.get(direction(difference), "is not shown to change")
     value, interval = points(difference)
-    return f"{verb} ({value} points; 95 % interval {interval})"
+    interval = interval if interval == SAME else f"95 % interval {interval}"
+    return f"{verb} ({value} points; {interval})"
 
 
 def points(difference: Figure) -> tuple[str, str]:
-    """A difference in points of percent, and its interval."""
+    """A difference in points of percent, and its interval; an interval of no width is none."""
     value, low, high = (f"{100 * difference[each]:+.1f}" for each in ("value", "low", "high"))
-    return value, f"{low} to {high}"
+    width = difference["high"] - difference["low"]
+    return value, SAME if width < 1e-9 else f"{low} to {high}"

@@ -65,7 +65,10 @@ def test_a_department_of_one_class_has_no_auroc(draw, tmp_path):
         ([("graz", "dark", "light"), ("linz", "Dark", "light")], "'Dark', 'dark'"),
     ],
 )
-def test_departments_that_cannot_be_compared_are_refused(departments, words, draw, tmp_path):
+def test_departments_that_cannot_be_compared_are_refused_before_images_are_opened(
+    departments, words, draw, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gain, "open_data", None)
     folders = [draw(*each) for each in departments]
     with pytest.raises(DataError, match=words):
         measure_gains(folders, tmp_path / "store", splits=2)
@@ -101,6 +104,8 @@ def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path,
         (0.01, 0.05, "rises (+3.0 points; 95 % interval +1.0 to +5.0)"),
         (-0.05, -0.01, "falls (-3.0 points"),
         (-0.01, 0.05, "is not shown to change (+2.0 points"),
+        (0.0, 0.0, "is not shown to change (+0.0 points; no interval: the same on every split)"),
+        (0.5, 0.5, "rises (+50.0 points; no interval: the same on every split)"),
     ],
 )
 def test_the_verdict_says_only_what_the_interval_shows(low, high, words):
