@@ -34,7 +34,6 @@ import csv
 import re
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -54,7 +53,7 @@ from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
 from strategies.protocol.console import duration
-from strategies.protocol.files import read_by_hand, read_json
+from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.registry import strategy_of
@@ -246,9 +245,9 @@ def read_table(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = TABLES.get(name, Path(name).expanduser())
+    path = TABLES.get(name, expand(name))
     try:
-        described = tomllib.loads(read_by_hand(path))
+        described = parse_toml(read_by_hand(path))
     except OSError as error:
         near = get_close_matches(name, TABLES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(TABLES))}."
@@ -273,6 +272,8 @@ def _values(text: str) -> tuple[str, list[Any]]:
     """A setting and its values, of the type of its default."""
     key, _, values = text.partition("=")
     complete({key: values})  # refuses a name that is unknown
+    if not values:
+        raise TableError(f"--vary is '{text}': write a setting with values, as seed=0,1.")
     return key, [
         _value(defaults()[key], each) for each in next(csv.reader([values], quotechar="'"))
     ]
@@ -280,8 +281,8 @@ def _values(text: str) -> tuple[str, list[Any]]:
 
 def _value(default: Any, text: str) -> Any:
     try:
-        return text if isinstance(default, str) else tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return text if isinstance(default, str) else parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text  # refused later, in a message that names the allowed values
 
 

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +13,7 @@ from click import Path as ClickPath
 from typer.core import TyperCommand
 
 from deploy.errors import DeployError
-from strategies.protocol.files import STORES
+from strategies.protocol.files import STORES, expand
 from strategies.protocol.names import check_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -38,21 +39,22 @@ SITE, STORE_DIR = "hospital", STORES
 class Command(TyperCommand):
     """A command whose epilog is an example."""
 
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Read the arguments, and the files that have defaults of options; as `invoke`."""
+        with _in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Context) -> Any:
         """Call the function of the command.
 
         Raises:
             UsageError: An argument or a file cannot be used; the text has the reason and the cure.
         """
-        for each in self.params:
-            if isinstance(each.type, ClickPath) and each.name:
-                ctx.params[each.name] = _expand(ctx.params[each.name])
-        try:
+        with _in_one_line(ctx):
+            for each in self.params:
+                if isinstance(each.type, ClickPath) and each.name:
+                    ctx.params[each.name] = _expand(ctx.params[each.name])
             return super().invoke(ctx)
-        except (ValueError, OSError, DeployError) as error:  # a user can mend these
-            explain = getattr(error, "explain", None)  # has what the server may not learn
-            text = explain() if explain else str(error)
-            raise UsageError(re.sub(r"\[Errno \d+\] ", "", text), ctx) from error
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the example, whose line is never broken."""
@@ -74,6 +76,17 @@ def private() -> None:
     os.umask(0o077)
 
 
+@contextmanager
+def _in_one_line(context: Context) -> Iterator[None]:
+    """Make an error that a user can mend the text of a UsageError."""
+    try:
+        yield
+    except (ValueError, OSError, DeployError) as error:
+        explain = getattr(error, "explain", None)  # has what the server may not learn
+        text = explain() if explain else str(error)
+        raise UsageError(re.sub(r"\[Errno \d+\] ", "", text), context) from error
+
+
 def _name(text: str) -> str:
     try:
         return check_name(text)
@@ -84,4 +97,4 @@ def _name(text: str) -> str:
 def _expand(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [*map(_expand, value)]
-    return value and os.path.expanduser(value)
+    return value and expand(value)

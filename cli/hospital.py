@@ -9,6 +9,7 @@ from click import UsageError, get_current_context
 
 from cli.command import SITE, STORE_DIR, Site, StoreDir, command, private
 from cli.places import HERE, HOSPITAL, Hospital
+from strategies.protocol.files import expand
 
 app = typer.Typer(
     help="A hospital: make its folder and keys, approve code, start.", no_args_is_help=True
@@ -107,7 +108,7 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
     from deploy.server import APP
 
     name, members = str(own["name"]), str(own["members"])
-    place = folder or PLACE.expanduser() / name
+    place = folder or expand(PLACE) / name
     write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
     policy(place / "policy.toml", None)
     make_key(place, name)
@@ -119,7 +120,7 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
 
 def _images(data: Path | None) -> str:
     """The absolute path of the hospital's images."""
-    return str((data or Path(_ask("--data", "The hospital's images")).expanduser()).absolute())
+    return str((data or expand(_ask("--data", "The hospital's images"))).absolute())
 
 
 def _ask(option: str, question: str) -> str:

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from click import UsageError
 
-from deploy.errors import DeployError
+from strategies.protocol.files import expand
 
 HERE = Path()
 HOSPITAL, SERVER = "hospital.toml", "server.toml"
@@ -16,10 +16,10 @@ PATHS = ("store", "data", "policy", "members")  # keys of hospital.toml
 
 def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
     """The hospital's folder; its hospital.toml gives the defaults of the other options."""
-    from deploy.own_file import NODE_CONFIG, find_folder
+    from deploy.own_file import NODE_CONFIG, find_folder, read_own
 
     folder = find_folder(chosen, HOSPITAL)
-    own = _read(context, folder, HOSPITAL)
+    own = read_own(folder, HOSPITAL)
     needs_folder = " hospital " in context.command_path and context.info_name != "identity"
     if not own and (chosen != HERE or needs_folder):
         raise UsageError(
@@ -27,9 +27,10 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
             "with `fedhandoff hospital join`.",
             context,
         )
-    paths = {key: folder / Path(own[key]).expanduser() for key in PATHS if key in own}
+    paths = {key: folder / expand(own[key]) for key in PATHS if key in own}
     config = {key: own[key] for key in ("dataset", "model") if key in own}
     config |= own.get(NODE_CONFIG, {})
+    written = {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
     defaults = {
         "site": own.get("name"),
         "store_dir": paths.get("store", folder / "store" if own else None),
@@ -39,7 +40,7 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
         "dataset": own.get("dataset"),
         "server": own.get("server"),
         "runtime_port": own.get("runtime-port"),
-        "node_config": " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
+        "node_config": " ".join(f"{key}={value}" for key, value in written.items()),
     }
     if (members := own.get("members")) in ("first-use", "none"):
         defaults["members"] = members if context.info_name == "start" else None
@@ -53,22 +54,13 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
 
 def _consortium(context: typer.Context, chosen: Path) -> Path:
     """The server's folder; its server.toml gives the defaults of the other options."""
-    from deploy.own_file import find_folder
+    from deploy.own_file import find_folder, read_own
 
     here = chosen == HERE and not (HERE / SERVER).is_file()
     folder = find_folder(Path("server") if here else chosen, SERVER)
-    own = _read(context, folder, SERVER)
+    own = read_own(folder, SERVER)
     context.default_map = {key.replace("-", "_"): value for key, value in own.items()}
     return folder
-
-
-def _read(context: typer.Context, folder: Path, file: str) -> dict[str, Any]:
-    from deploy.own_file import read_own
-
-    try:
-        return read_own(folder, file)
-    except DeployError as error:
-        raise UsageError(str(error), context) from error
 
 
 Hospital = Annotated[

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from cli.command import STORE_DIR, StoreDir, command, private
+from strategies.protocol.files import expand
 
 app = typer.Typer()
+MOST_HOSPITALS = 10_000  # simulated on one machine
 Settings = Annotated[
     list[str] | None,
     typer.Option("--run-config", help="As for flwr run: settings, or one file."),
@@ -19,7 +21,9 @@ Settings = Annotated[
 @command(app, "run --run-config \"strategy='cwt' train.epochs=5\" --hospitals 4 --open")
 def run(
     run_config: Settings = None,
-    hospitals: Annotated[int, typer.Option(min=1, help="The number of simulated hospitals.")] = 2,
+    hospitals: Annotated[
+        int, typer.Option(min=1, max=MOST_HOSPITALS, help="The number of simulated hospitals.")
+    ] = 2,
     open_: Annotated[
         bool, typer.Option("--open", help="Open the report in a browser at the end.")
     ] = False,
@@ -40,7 +44,8 @@ def run(
 def check(
     run_config: Settings = None,
     hospitals: Annotated[
-        int | None, typer.Option(help="The number of simulated hospitals.")
+        int | None,
+        typer.Option(min=1, max=MOST_HOSPITALS, help="The number of simulated hospitals."),
     ] = None,
 ) -> None:
     """Check the settings of a run before it starts."""
@@ -153,7 +158,10 @@ def reproduce(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds instead of the table's, such as 0,1,2.")
     ] = None,
-    hospitals: Annotated[int | None, typer.Option(help="A number instead of the table's.")] = None,
+    hospitals: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_HOSPITALS, help="A number instead of the table's."),
+    ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -179,8 +187,11 @@ def reproduce(
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks.reproduce import reproduce
 
-    folders = [Path(each).expanduser().resolve() for each in data.split(",") if each]
-    numbers = [int(each) for each in seeds.split(",")] if seeds else None
+    folders = [expand(each).resolve() for each in data.split(",") if each]
+    try:
+        numbers = [int(each) for each in seeds.split(",")] if seeds else None
+    except ValueError as error:
+        raise ValueError(f"--seeds is '{seeds}': give whole numbers, such as 0,1,2.") from error
     words = shlex.join(["uv", "run", "fedhandoff", *context.obj])
     return not reproduce(
         table, folders, output, rows, numbers, hospitals, vary or [], workers, words

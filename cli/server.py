@@ -29,11 +29,13 @@ def authority(
     make_authority(server, name)
     if not (server / SERVER).exists():
         port = FLEET_ADDRESS.rpartition(":")[2]
+        host = next((each for each in name if "*" not in each), None)
+        host = f"[{host}]" if host and ":" in host else host
         write_own(
             server,
             SERVER,
             {
-                "address": f"{name[0]}:{port}",
+                "address": host and f"{host}:{port}",
                 "fleet-address": FLEET_ADDRESS,
                 "control-port": CONTROL_PORT,
             },
@@ -84,7 +86,9 @@ def invite(
     to: Annotated[
         Path | None, typer.Option(help="The invitation. Without it: NAME.invitation.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the invitation ends.")] = 14,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="Days until the invitation ends.")
+    ] = 14,
     server: Server = HERE,
 ) -> None:
     """Make an invitation for a hospital, which it joins with.

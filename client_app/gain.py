@@ -35,6 +35,7 @@ from pages.figures import Figure
 from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
 from strategies.protocol.classes import group_spellings, quote, sort_classes
 from strategies.protocol.console import Console
+from strategies.protocol.files import expand
 from strategies.protocol.names import join_names, names_of_folders
 from strategies.protocol.settings import Settings, complete, rng_for
 
@@ -98,7 +99,7 @@ def measure_gains(
     if len(folders) < 2:
         raise DataError("A gain needs two departments: name the folders of two or more.")
     settings = Settings.parse(complete(SETTINGS))
-    places = [str(folder.expanduser().absolute()) for folder in folders]
+    places = [str(expand(folder).absolute()) for folder in folders]
     own = [replace(settings, dataset=own_data(place)) for place in places]
     classes = sort_classes({name for each in own for name in _list_classes(each)})
     if len(classes) < 2:

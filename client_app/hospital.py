@@ -22,6 +22,7 @@ from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
+from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
 from strategies.protocol.settings import (
@@ -210,7 +211,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         check_name(name)
     except ValueError as error:
         raise SettingsError(f"{error} Set 'site' in the hospital's node-config.") from error
-    store = Path(own.store_dir or DEFAULT).expanduser()
+    store = expand(own.store_dir or DEFAULT)
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # The last bits of sums depend on the number of threads. Ray gives a simulated hospital a thread
@@ -235,7 +236,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         model=model,
         partitions=hospitals,
         store=folder,
-        identity=Path(own.identity or store / name / "identity").expanduser(),
+        identity=expand(own.identity or store / name / "identity"),
         members=own.members,
         policy=policy,
         # The results of a simulation have its models.

@@ -21,6 +21,7 @@ from client_app.authority.node_config import NODE_CONFIG, own_config
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash
+from strategies.protocol.files import expand
 from strategies.protocol.settings import SettingsError
 from warm.process import ROOT, Handed
 from warm.resident import connect
@@ -84,5 +85,5 @@ def call_resident(config: Mapping[str, Any]) -> socket:
 
 def place_of(config: Mapping[str, Any]) -> tuple[Path, str]:
     """The folder of the process's socket, and a text that identifies this hospital and code."""
-    store = Path(str(config.get("store-dir", DEFAULT))).expanduser()
+    store = expand(str(config.get("store-dir", DEFAULT)))
     return store / "resident", repr((ROOT, code_hash(), sys.executable, sorted(config.items())))

@@ -7,7 +7,6 @@ policy, its name, the federation's classes and, at a real hospital, the run.
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from flwr.app import Context
@@ -15,6 +14,7 @@ from flwr.app import Context
 from client_app.authority.node_config import SIMULATED, is_simulated, own_config
 from client_app.hospital import Hospital, open_hospital
 from strategies.engine.strategy import Strategy
+from strategies.protocol.files import expand
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
@@ -60,7 +60,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     """
     own = own_config(context)
     simulated = is_simulated(own)
-    policy = Path(str(own["policy"])).expanduser() if own.get("policy") else None
+    policy = expand(str(own["policy"])) if own.get("policy") else None
     rules = policy.read_bytes() if policy and policy.is_file() else b""
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.

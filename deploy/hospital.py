@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import ssl
-import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from deploy.running import lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
-from strategies.protocol.files import STORES, make_private
+from strategies.protocol.files import STORES, expand, make_private, parse_toml
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # replace Flower's own programs
@@ -164,7 +163,7 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
     # Always with the store: no variable of a later process may choose another ledger or account.
     paths = {"data-dir": hospital.data_dir, "store-dir": hospital.store_dir}
     if hospital.members not in ("first-use", "none"):
-        paths["members"] = Path(hospital.members).expanduser()
+        paths["members"] = expand(hospital.members)
         if not paths["members"].is_file():
             raise DeployError(
                 f"--members is {hospital.members}, which is no file: give a file with the line of "
@@ -195,7 +194,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         if pair.sub("", text).strip():
             raise ValueError("each is written key=value")
-        config = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
+        config = parse_toml("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
         if not all(isinstance(value, str | int | float) for value in config.values()):
             raise ValueError("a value is a text in quotes, a number, true or false")
         return config

@@ -15,7 +15,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,18 +26,18 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.own_file import Name, Text, read_own
+from deploy.own_file import Address, Name, Text, read_own
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
-from strategies.protocol.declared import declare, keys_of, pattern, read
-from strategies.protocol.files import read_text, replacing
+from strategies.protocol.declared import condition, declare, keys_of, pattern, read
+from strategies.protocol.files import parse_toml, read_json, read_text, replacing
 
 INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital
 MOST = 2**16  # bytes of an invitation or an answer
 TableT = TypeVar("TableT")
 Hash = Annotated[str, pattern("[0-9a-f]{64}", "a SHA-256, which has 64 hexadecimal digits")]
 Token = Annotated[str, pattern("[A-Za-z0-9_-]{43}", "a token as `server invite` makes it")]
-Time = Annotated[str, pattern(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "a time in UTC")]
+Time = Annotated[str, condition(lambda text: _is_time(text), "a time in UTC")]
 Key = Annotated[
     str, pattern("ecdsa-sha2-nistp384 [A-Za-z0-9+/=]+", "a key as `hospital join` makes it")
 ]
@@ -58,7 +57,7 @@ class Invitation:
     """
 
     hospital: Name
-    server: Text
+    server: Address
     code: Hash
     ends: Time
     token: Token
@@ -74,7 +73,10 @@ class Invitation:
         try:
             return x509.load_pem_x509_certificate(self.pem.encode())
         except ValueError as error:
-            raise DeployError(f"The invitation has no certificate: {error}") from error
+            raise DeployError(
+                f"The invitation has no certificate that can be read ({error}): ask the operator "
+                "for another."
+            ) from error
 
     @property
     def fingerprint(self) -> str:
@@ -112,7 +114,6 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
         )
     ends = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
     token = secrets.token_urlsafe(32)
-    _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
     content = {
         **{"hospital": hospital, "server": address, "code": hash_of(APP), "ends": ends},
         **{"token": token, "pem": certificate.read_text()},
@@ -120,6 +121,7 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     with replacing(file) as draft:
         draft.touch(mode=0o600)
         draft.write_text(tomli_w.dumps(content, multiline_strings=True), encoding="utf-8")
+    _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
 
 
 def read_invitation(file: Path) -> Invitation:
@@ -177,8 +179,12 @@ def accept(folder: Path, file: Path) -> str:
             f"The invitation of {name} was accepted at {done}. If {name} did not send that answer, "
             f"a thief has: unregister its node ({folder / 'hospitals.json'}), and invite again."
         )
-    _check_end(name, kept["ends"])
-    if not hmac.compare_digest(_mac(bytes.fromhex(kept["secret"]), name, answer.key), answer.mac):
+    try:
+        secret, ends = bytes.fromhex(kept["secret"]), kept["ends"]
+        _check_end(name, ends)
+    except (KeyError, ValueError) as error:
+        raise DeployError(f"{folder / INVITATIONS} is damaged: invite {name} again.") from error
+    if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
         raise DeployError(f"{file} does not answer the newest invitation of {name}.")
     public_key = folder / f"{name}.pub"
     public_key.write_text(f"{answer.key} {name}\n")
@@ -197,6 +203,13 @@ def _mac(secret: bytes, hospital: str, key: str) -> str:
     return hmac.digest(secret, f"{hospital}\0{key}".encode(), "sha256").hex()
 
 
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).utcoffset() == timedelta(0)
+    except ValueError:
+        return False
+
+
 def _check_end(hospital: str, ends: str) -> None:
     if datetime.now(UTC) > datetime.fromisoformat(ends):
         raise DeployError(f"The invitation of {hospital} has ended at {ends}: ask for another.")
@@ -204,10 +217,9 @@ def _check_end(hospital: str, ends: str) -> None:
 
 def _invitations(folder: Path) -> dict[str, dict[str, str]]:
     try:
-        kept: dict[str, dict[str, str]] = json.loads((folder / INVITATIONS).read_text())
+        return read_json(folder / INVITATIONS, dict[str, dict[str, str]])
     except FileNotFoundError:
         return {}
-    return kept
 
 
 def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
@@ -223,7 +235,7 @@ def _read(file: Path, table: type[TableT]) -> TableT:
         DeployError: It cannot be read, or has a wrong key or value.
     """
     try:
-        values: dict[str, Any] = tomllib.loads(read_text(file, MOST))
+        values: dict[str, Any] = parse_toml(read_text(file, MOST))
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {error}") from error
     known = {*keys_of(table)}

@@ -3,19 +3,33 @@
 Each is in the folder of its hospital or server (docs/deployment.md).
 """
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 
 from deploy.errors import DeployError
-from strategies.protocol.declared import bounds, condition, declare, keys_of, near_miss, read
-from strategies.protocol.files import make_private, read_by_hand, replacing
+from deploy.transport import split_address
+from strategies.protocol.declared import (
+    LARGEST,
+    bounds,
+    condition,
+    declare,
+    keys_of,
+    near_miss,
+    read,
+    refusal,
+)
+from strategies.protocol.files import expand, make_private, parse_toml, read_by_hand, replacing
 from strategies.protocol.names import RESERVED, is_name
 
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
 NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
+Address = Annotated[
+    str,
+    condition(lambda text: _is_address(text), "host:port alone, such as fl.example.org:9092"),
+]
 Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 Name = Annotated[
     str,
@@ -48,7 +62,7 @@ class HospitalFile:
     store: Text = "store"
     policy: Text = "policy.toml"
     members: Text = "members"
-    server: Text = "localhost:9092"
+    server: Address = "localhost:9092"
     runtime_port: Port = 0
 
 
@@ -62,8 +76,8 @@ class ServerFile:
         control_port: The port for commands from the server's own machine.
     """
 
-    address: Text = "localhost:9092"
-    fleet_address: Text = "0.0.0.0:9092"
+    address: Address = "localhost:9092"
+    fleet_address: Address = "0.0.0.0:9092"
     control_port: Port = 8000
 
 
@@ -77,9 +91,9 @@ def find_folder(chosen: Path, file: str) -> Path:
         chosen: The name or path.
         file: The file that the folder should have.
     """
-    path = chosen.expanduser()
+    path = expand(chosen)
     is_bare = len(path.parts) == 1 and not path.is_absolute()
-    return PLACE.expanduser() / path if is_bare and not (path / file).is_file() else path
+    return expand(PLACE) / path if is_bare and not (path / file).is_file() else path
 
 
 def read_own(folder: Path, file: str) -> dict[str, Any]:
@@ -91,7 +105,7 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
     """
     path, table = folder / file, FILES[file]
     try:
-        values = tomllib.loads(read_by_hand(path))
+        values = parse_toml(read_by_hand(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -101,13 +115,34 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
     _, problems = read(own, table)
     for key in own.keys() - set(known):
         problems[key] = f"There is no key '{key}'{near_miss(key, known)}"
-    if not isinstance(values.get(NODE_CONFIG, {}), dict):
+    more = values.get(NODE_CONFIG, {})
+    if not isinstance(more, dict):
         problems[NODE_CONFIG] = f"'{NODE_CONFIG}' must be a table: [{NODE_CONFIG}]."
+    elif odd := [key for key, value in more.items() if not _fits_command_line(key, value)]:
+        key = f"{NODE_CONFIG}.{odd[0]}"
+        allowed = "a number, true or false, or a text without quotes, backslashes and line breaks"
+        problems[key] = refusal(key, more[odd[0]], allowed)
     if "name" in known and "name" not in own:
         problems["name"] = "The key 'name' is missing: it is the hospital's name."
     if problems:
         raise DeployError(f"{path}: " + " ".join(problems.values()))
     return values
+
+
+def _fits_command_line(key: str, value: Any) -> bool:
+    """Whether the option --node-config can have a key and a value."""
+    if isinstance(value, str):
+        fits = value.isprintable() and not {'"', "\\"} & {*value}
+    else:
+        fits = isinstance(value, int | float) and abs(value) <= LARGEST
+    return fits and bool(re.fullmatch(r"[\w.-]+", key))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(split_address(text, "the address"))
+    except DeployError:
+        return False
 
 
 def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.errors import DeployError
+from strategies.protocol.files import read_json
 
 FILE = "running.json"
 
@@ -50,10 +51,9 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
 def read_facts(folder: Path) -> dict[str, str]:
     """The facts about the process that runs, or ran last, from a folder; empty if unknown."""
     try:
-        facts: dict[str, str] = json.loads((folder / FILE).read_text())
+        return read_json(folder / FILE, dict[str, str])
     except (OSError, ValueError):  # there is no file, or it is being written
         return {}
-    return facts
 
 
 def is_running(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from deploy.running import lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import replacing
+from strategies.protocol.files import read_json, replacing
 from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
@@ -56,6 +56,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
+    names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
     with (
         lock(folder, "The server's SuperLink", fleet=fleet_address, control=address),
@@ -120,6 +121,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
             "give the .pub file that the hospital made with `fedhandoff hospital key`."
         )
+    names = names_of(folder)
     try:
         answer = _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
     except DeployError as error:
@@ -130,17 +132,16 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             "(`fedhandoff hospital key`)."
         ) from None
     with replacing(folder / HOSPITALS) as draft:
-        draft.write_text(json.dumps({**names_of(folder), str(answer["node-id"]): hospital}))
+        draft.write_text(json.dumps({**names, str(answer["node-id"]): hospital}))
     print(f"{hospital} is registered and can start its SuperNode.")
 
 
 def names_of(folder: Path) -> dict[str, str]:
     """The names of a server's hospitals, by node. Flower does not report these names."""
     try:
-        names: dict[str, str] = json.loads((folder / HOSPITALS).read_text())
+        return read_json(folder / HOSPITALS, dict[str, str])
     except FileNotFoundError:
         return {}
-    return names
 
 
 def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:

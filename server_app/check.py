@@ -18,6 +18,7 @@ from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.protocol.classes import outputs
+from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, complete, require
@@ -129,7 +130,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
         folders = [Path(source.strip().removesuffix("/manifest.csv")) for source in sources]
-        distinct = len({folder.expanduser().resolve() for folder in folders}) == len(sources)
+        distinct = len({expand(folder).resolve() for folder in folders}) == len(sources)
         require(distinct, "dataset", dataset, "another folder or manifest for each hospital")
         count = len(sources)
         fits = hospitals in (None, count)
@@ -153,7 +154,7 @@ def _missing_places(kind: str, sources: Sequence[str]) -> Iterator[str]:
     for source in sources:
         path = Path(source.strip())
         if kind in ("folder", "manifest"):
-            path = path.expanduser()
+            path = expand(path)
         there = path.is_file() if kind == "npz" else path.is_dir()
         if kind == "manifest":
             there = path.is_file() or (path / "manifest.csv").is_file()
@@ -171,20 +172,21 @@ def _check_files(settings: Settings) -> None:
 
 def _check_folders(settings: Settings) -> None:
     """Check the folder of the results, or the run to resume."""
+    if settings.resume:
+        _check_resume(settings)
+        return
     try:
-        if settings.resume:
-            _check_resume(settings, Path(settings.resume).expanduser())
-            return
-        folder = Path(settings.output_dir).expanduser()
+        folder = expand(settings.output_dir)
         nearest = next(each for each in (folder, *folder.parents) if each.exists())
         usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    except (OSError, RuntimeError):  # RuntimeError: no such home
+    except (OSError, FileError):
         usable = False
     allowed = "a folder that the server can write to"
     require(usable, "output-dir", settings.output_dir, allowed)
 
 
-def _check_resume(settings: Settings, path: Path) -> None:
+def _check_resume(settings: Settings) -> None:
+    path = expand(settings.resume)
     folder = path / "checkpoint"
     there = (folder / checkpoint.STATE).is_file()
     allowed = "the result directory of a run that has not completed"

@@ -61,7 +61,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
-from strategies.protocol.files import FileError, replacing
+from strategies.protocol.files import FileError, expand, replacing
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import inert
@@ -72,7 +72,10 @@ from strategies.registry import strategy_of
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
 TIME = "%Y-%m-%d_%H-%M-%S"  # of the start, in the name of a result directory
-FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
+CURES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),  # or of the quota
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make that folder writable"),
+}
 NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json
 
 
@@ -133,17 +136,16 @@ class Results:
         try:
             if settings.resume:
                 key, allowed = "resume", "the result directory of a run that has not completed"
-                results = cls(Path(settings.resume).expanduser(), settings)
+                results = cls(expand(settings.resume), settings)
                 state = results._go_on()
             else:
                 key, allowed = "output-dir", "a folder that the server can write to"
-                base = Path(settings.output_dir).expanduser()
+                base = expand(settings.output_dir)
                 base.mkdir(parents=True, exist_ok=True)
                 path = _new_directory(base, f"{strftime(TIME)}-{settings.strategy}")
                 results = cls(path, settings)
                 state = results._begin()
-        except (OSError, RuntimeError, CheckpointError, FileError) as error:
-            # RuntimeError: no such home
+        except (OSError, CheckpointError, FileError) as error:
             raise SettingsError(
                 f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
                 f"({error})."
@@ -339,13 +341,17 @@ class Results:
         return summary
 
     def explain(self, error: Exception | KeyboardInterrupt) -> Exception:
-        """The error itself; for a full disk, an error that names the cure; for Ctrl-C, an error."""
+        """The error itself; for a folder that takes no files, and for Ctrl-C, one with the cure."""
         if isinstance(error, KeyboardInterrupt):
             return RunError("It was ended by Ctrl-C.")
-        if not isinstance(error, OSError) or error.errno not in FULL:
+        if not isinstance(error, OSError):
+            return error
+        if not self.path.is_dir():
+            return RunError(f"{self.path} was removed under way: start the run again.")
+        if error.errno not in CURES:
             return error
         return RunError(
-            f"The server cannot write to {self.path} ({error.strerror}): free space on that disk, "
+            f"The server cannot write to {self.path} ({error.strerror}): {CURES[error.errno]}, "
             "then resume the run."
         )
 
@@ -355,6 +361,9 @@ class Results:
         Settings that were refused before the first hop leave no checkpoint: a resumed run would
         have the same settings.
         """
+        if not self.path.is_dir():
+            log(ERROR, "The run failed: %s", error)
+            return
         with suppress(OSError):  # a disk that is full
             summary = self._close(state, f"{type(error).__name__}: {error}")
             for text in texts(summary.worth, "run", "noise", "class"):

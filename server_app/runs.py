@@ -1,6 +1,6 @@
 """Finds result directories on disk: runs that can be compared, and reasons against the others.
 
-runs, left_out = find([Path("~/fedhandoff/runs").expanduser()])
+runs, left_out = find([Path("~/fedhandoff/runs")])
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from server_app.measures import mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG
-from strategies.protocol.files import FileError, read_text
+from strategies.protocol.files import FileError, expand, read_text
 from strategies.protocol.run_config import read_config
 
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
@@ -60,7 +60,7 @@ class CompletedRun:
 def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
     """All runs in some places: result directories, or folders that contain some at any depth."""
     runs, left_out = [], []
-    for place in dict.fromkeys(path.expanduser().resolve() for path in places):
+    for place in dict.fromkeys(expand(path).resolve() for path in places):
         found = list(islice(_directories(place), MOST_RUNS))
         if not found:
             reason = "holds no run" if place.is_dir() else "is no folder"

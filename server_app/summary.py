@@ -21,7 +21,7 @@ from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.measures import Round, RoundEvents, average, mean
 from strategies.engine.events import Event
-from strategies.protocol.files import read_json
+from strategies.protocol.files import expand, read_json
 from strategies.protocol.shapes import SHAPE
 
 NAME = "summary.json"  # in a result directory
@@ -446,7 +446,7 @@ class Summary:
             OSError: There is no summary.json.
             FileError: The file is damaged, or another version of this app wrote it.
         """
-        path = Path(directory).expanduser() / NAME
+        path = expand(directory) / NAME
         return read_json(path, cls, any_version=any_version)
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from server_app.summary import NAME, Summary
 from strategies.engine.events import LOG, read_events
-from strategies.protocol.files import FileError
+from strategies.protocol.files import FileError, expand
 
 
 def events(directory: str | Path) -> pd.DataFrame:
@@ -29,7 +29,7 @@ def events(directory: str | Path) -> pd.DataFrame:
         OSError: The file does not exist.
         FileError: The file is damaged.
     """
-    path = Path(directory).expanduser() / LOG
+    path = expand(directory) / LOG
     return pd.json_normalize([asdict(event) for event, _ in read_events(path)])
 
 

@@ -155,6 +155,23 @@ def test_this_release_of_flower_has_what_is_taken_of_it(module, name):
     assert hasattr(given, name) or importlib.util.find_spec(f"{module}.{name}")
 
 
+def test_texts_and_paths_of_people_are_read_in_one_place():
+    """`parse_toml` refuses TOML without end, `expand` an unknown home; Python raises other errors.
+
+    Modules that read this project's own pyproject.toml, or what the run itself wrote, need neither.
+    """
+    own = {
+        *("strategies/protocol/files.py", "strategies/protocol/code.py", "warm/workers.py"),
+        *("strategies/protocol/settings.py", "server_app/environment.py"),
+        "server_app/report/__init__.py",
+    }
+    for path in (p for room in (*OURS, "cli", "deploy") for p in (ROOT / room).rglob("*.py")):
+        text = path.read_text("utf-8")
+        if path.relative_to(ROOT).as_posix() not in own:
+            assert "tomllib.load" not in text, path
+            assert "expanduser()" not in text, path
+
+
 def test_there_are_no_circles():
     """A file can be understood before those that import it; types alone may point back."""
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}

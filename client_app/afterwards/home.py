@@ -33,7 +33,7 @@ from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
 from learning.models.whole import whole_network
-from strategies.protocol.files import FileError, read_json, replacing
+from strategies.protocol.files import FileError, expand, read_json, replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -170,7 +170,7 @@ def find_model(store: Path, name: str) -> Path:
         SettingsError: There is no such model. The message lists the models at home.
     """
     if name.endswith(SUFFIX):
-        return Path(name).expanduser()
+        return expand(name)
     home = store / "models"
     there = {path: place_of(path, home) for path in home.rglob(f"*{SUFFIX}")}
     found = [

@@ -40,6 +40,7 @@ from client_app.errors import LedgerError
 from client_app.run import NAME
 from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
+from strategies.protocol.files import expand
 from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
@@ -129,7 +130,7 @@ def open_ledger(message: Message, context: Context, config: Mapping[str, Any]) -
 
 def path_of(site: str, store: Path) -> Path:
     """The ledger of a hospital. The name comes from its node-config, never from a server."""
-    return store.expanduser() / site / "ledger.jsonl"
+    return expand(store) / site / "ledger.jsonl"
 
 
 def append(
@@ -280,7 +281,7 @@ def _run(message: Message) -> str:
 
 
 def _policy_file(config: Mapping[str, Any]) -> Path:
-    return Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
+    return expand(str(config["policy"])) if config.get("policy") else DEFAULTS
 
 
 def _machine(config: Mapping[str, Any]) -> MachineRules:

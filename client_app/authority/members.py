@@ -13,7 +13,6 @@ only the hospital can change the file (`fedhandoff members`).
 import json
 import logging
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import numpy as np
 from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
 from client_app.store import Store, own_draft
-from strategies.protocol.files import read_by_hand
+from strategies.protocol.files import expand, parse_toml, read_by_hand
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
@@ -95,7 +94,7 @@ def members_of(
     """
     announced = _usable(keys)
     if trusted != FIRST_USE:
-        members = read_members(Path(trusted).expanduser())
+        members = read_members(expand(trusted))
     else:
         if own.name in keys and keys[own.name] != str(own.member):
             raise ParcelError(f"The server announces a wrong key for this hospital, '{own.name}'.")
@@ -168,7 +167,7 @@ def _text(path: Path) -> str:
 def _parse(text: str, path: Path) -> dict[str, Member]:
     """The members in the text of a file."""
     try:
-        found = tomllib.loads(text)
+        found = parse_toml(text)
     except ValueError as error:
         raise OwnError(WHAT, f'{path}: {error}. A line is name = "key".') from error
     members = {}
@@ -186,8 +185,8 @@ def _parse(text: str, path: Path) -> dict[str, Member]:
 def _names(line: str, name: str) -> bool:
     """Whether a line of a file names a hospital."""
     try:
-        return name in tomllib.loads(line)
-    except tomllib.TOMLDecodeError:
+        return name in parse_toml(line)
+    except ValueError:
         return False
 
 

@@ -18,6 +18,7 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
+from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -79,7 +80,7 @@ class NodeConfig:
     @property
     def policy_file(self) -> Path | None:
         """The file of the hospital's policy; None if the defaults hold."""
-        return Path(self.policy).expanduser() if self.policy else None
+        return expand(self.policy) if self.policy else None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodeConfig":

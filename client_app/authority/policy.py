@@ -7,7 +7,6 @@ policy.toml beside this file. A simulation has one owner and no policy.
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -33,7 +32,7 @@ from strategies.protocol.declared import (
     read,
 )
 from strategies.protocol.embeddings import PARTS
-from strategies.protocol.files import read_by_hand
+from strategies.protocol.files import parse_toml, read_by_hand
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
 from strategies.protocol.sums import SumsSettings
@@ -453,7 +452,7 @@ def _parse(text: str, path: Path | None) -> Policy:
     rules = _default_rules()
     try:
         own = _rules(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OwnError("policy", f"{path} cannot be read: {error}") from error
     policy, problems = read(rules | own, Policy)
     for rule in own.keys() - rules.keys():
@@ -471,7 +470,7 @@ def _rules(text: str) -> dict[str, Any]:
     """The rules in the text of a file, as "table.name"."""
     rules: dict[str, Any] = {}
     known = get_type_hints(Policy)
-    for table, entries in tomllib.loads(text).items():
+    for table, entries in parse_toml(text).items():
         if isinstance(entries, dict) and (entries or table in known):
             rules |= {f"{table}.{name}": value for name, value in entries.items()}
         else:

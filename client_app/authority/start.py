@@ -18,6 +18,7 @@ from client_app.authority.node_config import NodeConfig, OwnError, combined_sett
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import Account
 from client_app.store import DEFAULT, Store
+from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import PUBLIC, defaults
 
@@ -50,20 +51,20 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         else f"Policy: none, so the defaults hold ({_file_and_hash(DEFAULTS)})."
     ]
     members, site = own.members, own.site
-    store = Path(own.store_dir or DEFAULT).expanduser() / site
+    store = expand(own.store_dir or DEFAULT) / site
     Account(store / "privacy.jsonl").read()
     if os.path.lexists(store / "figures-secret"):
         secret_of(Store(store))
     sentences.append(_check_ledger(path_of(site, store.parent)))
     if not members:
         return [*sentences, "Members: none, so it takes part in open runs only."]
-    identity = Identity.load(site, Path(own.identity or store / "identity").expanduser())
+    identity = Identity.load(site, expand(own.identity or store / "identity"))
     if members == FIRST_USE:
         if not os.path.lexists(pins := store / "members"):
             return [*sentences, "Members: none yet; the members of the first run are trusted."]
         read_members(pins)
         return [*sentences, f"Members: {_file_and_hash(pins)}"]
-    path = Path(members).expanduser()
+    path = expand(members)
     if str(read_members(path).get(site)) != str(identity.member):
         line = member_line(site, identity.member).strip()
         raise OwnError(WHAT, f"{path} has no line with this hospital's key. It must have: {line}")

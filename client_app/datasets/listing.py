@@ -35,7 +35,7 @@ from client_app.datasets.columns import Columns, find_columns
 from client_app.datasets.files import SUFFIX, is_image
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
-from strategies.protocol.files import read_table
+from strategies.protocol.files import expand, read_table
 
 _NamesIn = Callable[[Path], dict[str, list[str]]]
 
@@ -211,7 +211,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
 
 
 def _absolute(path: str) -> Path:
-    folder = Path(path.strip()).expanduser()
+    folder = expand(path.strip())
     if not folder.is_absolute():
         raise DataError(
             "'data-dir' and the path in 'dataset' must be absolute, since the working directory of "

@@ -22,6 +22,7 @@ from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
 from strategies.protocol.classes import quote, sort_classes
+from strategies.protocol.files import expand
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import Settings
 
@@ -191,7 +192,7 @@ class Survey:
 
 def own_data(data_dir: str) -> str:
     """The setting `dataset` for the folder or manifest of a hospital."""
-    path = Path(data_dir).expanduser()
+    path = expand(data_dir)
     kind = "manifest" if path.is_file() or (path / "manifest.csv").is_file() else "folder"
     return f"{kind}:{data_dir}"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strategies.protocol.files import expand
 from strategies.protocol.settings import Settings
 
 ItemT = TypeVar("ItemT")
@@ -35,7 +36,7 @@ class MLflow:
 
     def __init__(self, uri: str, output_dir: Path) -> None:
         self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        self._output_dir = output_dir.expanduser()
+        self._output_dir = expand(output_dir)
         self._client: Any = None
         self._id = ""
         self._rounds = 0  # rounds that the server has

@@ -22,7 +22,7 @@ from strategies.engine.events import LOG, Event, Journal, read_events
 from strategies.engine.run import Ordered
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
-from strategies.protocol.files import FileError
+from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.settings import SettingsError, rng_for
 
@@ -142,8 +142,8 @@ def read_turns(path: Path) -> list[Turn]:
         SettingsError: The record cannot be read.
     """
     try:
-        return list(_turns(event for event, _ in read_events(path.expanduser() / LOG)))
-    except (OSError, RuntimeError, FileError) as error:
+        return list(_turns(event for event, _ in read_events(expand(path) / LOG)))
+    except (OSError, FileError) as error:
         raise SettingsError(
             f"The setting 'async.replay' is '{path}'; it must be the result directory of a run "
             f"whose order is to be replayed ({error})."

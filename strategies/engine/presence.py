@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from strategies.protocol.files import read_table
+from strategies.protocol.files import expand, read_table
 from strategies.protocol.settings import Settings, SettingsError
 
 ACTIVE, LEFT, NOT_YET = "active", "left", "not-yet"
@@ -29,7 +29,7 @@ def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[s
     """
     chosen, tasks, count = settings.enrolment, settings.tasks, len(hospitals)
     if chosen and chosen not in SCENARIOS:
-        lines = _read(Path(chosen).expanduser(), tasks)
+        lines = _read(expand(chosen), tasks)
         if missing := sorted(set(hospitals) - lines.keys()):
             _refuse(chosen, f"it has no line for '{missing[0]}'")
         table = {name: lines[name] for name in hospitals}

@@ -7,16 +7,17 @@ import io
 import os
 import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
 
 MOST = 64 * 2**20  # bytes of a file of texts or numbers
-# The default folder of hospitals' stores.
-STORES = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
+# The default folder of hospitals' stores; `expand` refuses it where there is no home.
+STORES = Path(os.path.expanduser(os.environ.get("XDG_DATA_HOME", "~/.local/share")), "fedhandoff")
 
 
 @contextmanager
@@ -57,6 +58,20 @@ def make_private(folder: Path) -> None:
 
 class FileError(ValueError):
     """A file has wrong content. The text names the file, the place and the cure."""
+
+
+def expand(path: Path | str) -> Path:
+    """A path that people write, with a home folder for its `~`.
+
+    Raises:
+        FileError: The machine knows no such home.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise FileError(
+            f"The home folder in '{path}' is unknown: give a path without ~, or set HOME."
+        ) from None
 
 
 @contextmanager
@@ -121,6 +136,18 @@ def read_by_hand(path: Path) -> str:
         wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"
         raise ValueError(f"the file is {name}: save it as UTF-8.") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values in a text of TOML.
+
+    Raises:
+        ValueError: It is no TOML, or is nested too deeply to be read.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("a value has too many brackets") from None
 
 
 def read_table(path: Path) -> list[tuple[int, list[str]]]:

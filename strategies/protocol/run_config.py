@@ -2,12 +2,11 @@
 
 import codecs
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.protocol.files import FileError, read_by_hand, read_text
+from strategies.protocol.files import FileError, expand, parse_toml, read_by_hand, read_text
 from strategies.protocol.settings import Settings, SettingsError, complete
 from strategies.protocol.shapes import from_value
 
@@ -31,8 +30,8 @@ def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, 
     from flwr.common.config import flatten_dict  # imports an HTTP client
 
     try:
-        text = _read(Path(files[0]).expanduser()) if files else _toml(" ".join(texts))
-        return dict(flatten_dict(tomllib.loads(text)))
+        text = _read(expand(files[0])) if files else _toml(" ".join(texts))
+        return dict(flatten_dict(parse_toml(text)))
     except OSError as error:
         raise SettingsError(f"{option} names {files[0]}, which cannot be read.") from error
     except ValueError as error:
@@ -59,10 +58,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
     try:
         text = read_text(path, MOST)
-        return dict(from_value(flatten_dict(tomllib.loads(text)), dict[str, Value]))
+        return dict(from_value(flatten_dict(parse_toml(text)), dict[str, Value]))
     except FileError:
         raise
-    except (RecursionError, ValueError) as error:
+    except ValueError as error:
         raise FileError(f"{path} has no settings of a run: {error}.") from error
 
 
@@ -80,8 +79,8 @@ def _toml(text: str) -> str:
     """Settings that spaces separate, as lines of TOML."""
     for key, value in _PAIR.findall(text):
         try:
-            tomllib.loads(f"{key} = {value}")
-        except tomllib.TOMLDecodeError:
+            parse_toml(f"{key} = {value}")
+        except ValueError:
             near = f": {key}='{value}'" if re.fullmatch(r"[A-Za-z][\w:/~.-]*", value) else ""
             raise ValueError(
                 f"{key}={value} is no number, true or false, and a text needs quotes{near}."

@@ -425,7 +425,7 @@ def complete(changes: Mapping[str, Any]) -> dict[str, Any]:
     known = defaults()
     strange = [
         f"There is no setting '{key}' (here {excerpt(value)})"
-        + near_miss(key, known, "pyproject.toml lists all.")
+        + near_miss(key, known, "pyproject.toml lists all")
         for key, value in changes.items()
         if key not in known
     ]

@@ -116,6 +116,40 @@ def test_all_wrong_keys_are_named_at_once(call, graz):
     assert "cannot be read" in call("ledger", "--hospital", "graz")[2]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "\0",
+        "name = " + "[" * 5000,
+        "name = 'graz'\nstore = '~nobody2/store'",
+        "name = 'graz'\nserver = '--insecure'",
+        "name = 'graz'\nserver = 'fl.example.org'",
+        "name = 'graz'\n[node-config]\nkeep = 2026-01-01",
+        "name = 'graz'\n[node-config]\nkeep = ['final']",
+        "name = 'graz'\n[node-config]\nkeep = nan",
+        "name = 'graz'\n[node-config]\nkeep = 'a\"b'",
+        "name = 'graz'\n[node-config]\n'ke ep' = 'final'",
+    ],
+)
+def test_what_a_file_cannot_say_is_named_in_one_line(call, graz, written):
+    graz.mkdir(parents=True)
+    (graz / "hospital.toml").write_text(written)
+    for command in (["hospital", "start"], ["hospital", "status"], ["ledger"], ["members"]):
+        status, _, error = call(*command, "--hospital", "graz")
+        assert (status, error.count("\n")) == (2, 1)
+        assert "hospital.toml" in error or "'~nobody2/store'" in error
+
+
+def test_a_text_of_the_node_config_may_have_letters_of_all_languages(call, graz, started):
+    graz.mkdir(parents=True)
+    (graz / "hospital.toml").write_text(
+        "name = 'graz'\nserver = 'localhost:9092'\ndata = 'skin'\nmembers = 'none'\n"
+        "[node-config]\n'mah.auxiliary' = '/ö/\U0001f600'"
+    )
+    assert call("hospital", "start", "--hospital", "graz")[0] == 0
+    assert started[0].node_config == 'mah.auxiliary="/ö/\U0001f600"'
+
+
 def test_the_file_of_the_page_can_be_read(tmp_path):
     page = (ROOT / "docs" / "deployment.md").read_text()
     (example,) = re.findall(r"```toml\n(name = .*?)```", page, re.DOTALL)
@@ -128,6 +162,16 @@ def test_a_wrong_value_is_not_written(call, graz):
     status, _, error = call("hospital", "init", "a b", *given)
     assert (status, "'name' is 'a b'" in error) == (2, True)
     assert not (graz.parent / "a b" / "hospital.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [("2001:db8::7", "[2001:db8::7]:9092"), ("*.example.org", None)],
+)
+def test_the_server_s_address_is_one_that_hospitals_can_use(call, tmp_path, name, address):
+    assert call("server", "authority", "--name", name)[0] == 0
+    file = tmp_path / "fedhandoff" / "server" / "server.toml"
+    assert tomllib.loads(file.read_text()).get("address") == address
 
 
 def test_the_server_listens_where_its_file_says(call, tmp_path, monkeypatch):

@@ -131,6 +131,39 @@ def test_a_key_that_cannot_be_registered_can_be_accepted_later(
 
 
 @pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("invitations.json", ""),
+        ("invitations.json", "[]"),
+        ("invitations.json", '{"graz": 5}'),
+        ("invitations.json", '{"graz": {}}'),
+        ("invitations.json", '{"graz": {"secret": "zz", "ends": "2099-01-01T00:00:00+00:00"}}'),
+        ("invitations.json", '{"graz": {"secret": "00", "ends": "soon"}}'),
+        ("invitations.json", "[" * 100_000),
+        ("hospitals.json", "{"),
+        ("hospitals.json", '{"1": 2}'),
+    ],
+)
+def test_a_damaged_file_of_the_server_is_named_and_stays(call, folder, tmp_path, file, content):
+    join(call)
+    (folder / file).write_text(content)
+    status, _, error = call("server", "accept", tmp_path / "fedhandoff" / "graz" / "graz.answer")
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"{folder / file} is damaged" in error
+    assert (folder / file).read_text() == content
+
+
+@pytest.mark.parametrize("options", [["--days", "999999999"], ["--to", "/no/such/file"]])
+def test_an_invitation_that_is_not_written_replaces_none(
+    call, folder, registered, tmp_path, options
+):
+    join(call)
+    status, _, error = call("server", "invite", "graz", *options)
+    assert (status, error.count("\n")) == (2, 1)
+    assert accept(folder, tmp_path / "fedhandoff" / "graz" / "graz.answer") == "graz"
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"code": "0" * 64}, "is for the code 0000.*: use a clone of the consortium's version"),
@@ -139,6 +172,10 @@ def test_a_key_that_cannot_be_registered_can_be_accepted_later(
         ({"pem": "no certificate"}, "has no certificate"),
         ({"more": 1}, "is no invitation: see its keys 'more'"),
         ({"ends": "tomorrow"}, "'ends' is 'tomorrow'"),
+        ({"ends": "2027-13-01T00:00:00+00:00"}, "'ends' is '2027-13-01"),
+        ({"server": "--insecure"}, "'server' is '--insecure'"),
+        ({"server": "a:1\nThe code is right."}, "'server' is 'a:1.nThe code"),
+        ({"server": "\x1b[2Ja:1"}, "'server' is '.x1b"),
     ],
 )
 def test_an_invitation_that_cannot_be_used_makes_nothing(call, folder, tmp_path, values, said):

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from client_app.afterwards.home import place_of
@@ -26,6 +25,7 @@ from pages.figures_view import (
 )
 from pages.verdicts.home import advise, best_model, is_own_better, own_model, own_name
 from pages.verdicts.model import chance
+from strategies.protocol.files import expand
 
 AFTER = "the best model here after the run"
 COMMAND = "uv run fedhandoff"
@@ -129,7 +129,7 @@ def _options(past: PastRun) -> str:
     store = past.folder.parent
     if not (store.parent / "hospital.toml").is_file():
         return f"--site {past.site} --store-dir {shlex.quote(str(store))}"
-    by_name = store.parent.parent == Path("~/fedhandoff").expanduser()
+    by_name = store.parent.parent == expand("~/fedhandoff")
     return f"--hospital {shlex.quote(store.parent.name if by_name else str(store.parent))}"
 
 
