@@ -54,13 +54,14 @@ def main(grid: Grid, context: Context) -> None:
                 log(WARNING, "%s", notice)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
             baseline = _run_baseline(settings, chosen, results.path)
+        summary = results.finish(state, baseline)
     except (Exception, KeyboardInterrupt) as raised:
         error = results.explain(raised)
         results.fail(error, state)
         console.reported = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise error from raised
-    for text in texts(results.finish(state, baseline).worth, "run", "noise", "class"):
+    for text in texts(summary.worth, "run", "noise", "class"):
         log(INFO, "%s", text)
     console.last = (results.path / "report.html").as_uri()
     log(INFO, "%s", console.last)

@@ -59,7 +59,8 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for worker in [*self.workers]:
-            self._end(worker)
+            with suppress(OSError):  # it has ended already
+                self._end(worker)
         self._stem.close()
         self._outbox.clear((0, 0))
 

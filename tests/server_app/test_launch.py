@@ -1,5 +1,6 @@
 """One command that checks settings, does a run, and tells by its status how the run ended."""
 
+import errno
 import json
 from contextlib import nullcontext
 
@@ -87,15 +88,21 @@ def test_each_core_has_a_process_and_no_process_is_idle(
     [
         (RunError("No hospital answers."), "The run failed: No hospital answers.", 1),
         (KeyboardInterrupt(), "The run failed: It was ended by Ctrl-C.", 130),
+        (OSError(errno.ENOSPC, "No space left on device"), "device): free space on that disk", 1),
     ],
 )
+@pytest.mark.parametrize("part", ["server_app.app.Engine.go", "server_app.app.Results.finish"])
 def test_a_run_that_fails_says_how_to_resume_it(
-    launch, capsys, monkeypatch, tmp_path, error, words, status
+    launch, capsys, monkeypatch, tmp_path, error, words, status, part
 ):
+    """Also one that fails as it writes its results."""
+
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("server_app.app.Engine.go", fail)
+    monkeypatch.setattr("server_app.app.Engine.go", lambda _: None)
+    monkeypatch.setattr("server_app.app._run_baseline", lambda *_: None)
+    monkeypatch.setattr(part, fail)
     monkeypatch.setattr("server_app.app._engine", lambda grid, *_: nullcontext(grid))
     simulated = type("Courier", (), {"simulates": True})
     monkeypatch.setattr("server_app.app.Courier", lambda *_: simulated())

@@ -2,6 +2,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 from dataclasses import asdict, replace
 from math import isfinite, nan
 from time import monotonic, time
@@ -166,16 +167,37 @@ def test_a_failed_run_keeps_what_it_measured(results, events):
     assert (results.path / "parcels" / "A.npz").exists()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_named_with_its_cure(results, monkeypatch, number):
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.ENOSPC, "free space on that disk"),
+        (errno.EDQUOT, "free space on that disk"),
+        (errno.EROFS, "make that folder writable"),
+        (errno.EACCES, "make that folder writable"),
+    ],
+)
+def test_a_folder_that_takes_no_file_is_named_with_its_cure(results, monkeypatch, number, cure):
     error = results.explain(OSError(number, os.strerror(number)))
     assert str(results.path) in str(error)
-    assert "free space on that disk" in str(error)
+    assert f"{cure}, then resume the run." in str(error)
     monkeypatch.setattr(module, "to_json", lambda *_, **__: raise_(OSError(number, "full")))
     results.fail(error, at(results, "A"))  # it has no room for its summary
     assert (results.path / "checkpoint" / "resume.toml").exists()
     other = ValueError("no matter of a disk")
     assert results.explain(other) is other
+
+
+def test_a_folder_that_is_removed_under_way_is_named_once(results, caplog):
+    state = at(results, "A")
+    shutil.rmtree(results.path)
+    with pytest.raises(OSError, match="This folder does not exist") as raised:
+        results.waits_for([Awaited("A", "train", 0.0)])
+    error = results.explain(raised.value)
+    caplog.set_level("INFO", "flwr")
+    results.fail(error, state)
+    failed = [each.getMessage() for each in caplog.records if "fail" in each.getMessage()]
+    assert failed == [f"The run failed: {results.path} was removed under way: start the run again."]
+    assert "Resume" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,16 @@ def test_the_processes_end_with_their_context():
         os.kill(worker.process, 0)
 
 
+@pytest.mark.slow
+def test_processes_that_the_kernel_has_ended_cost_no_error_at_the_end():
+    with Workers(2) as running:
+        live(Courier(WorkersGrid(running, 2, complete({}))))
+        stem, processes = running._stem.process, [each.process for each in running.workers]
+        for process in (*processes, stem.pid):
+            os.kill(process, signal.SIGKILL)
+    assert stem.poll() == -signal.SIGKILL
+
+
 def test_processes_that_cannot_start_say_where_the_reason_is(capfd):
     with (
         Workers(1, {"PYTHONHASHSEED": "no number"}) as running,
