@@ -4,9 +4,12 @@ The name of a class, a file or a run may have any characters. Those that control
 those that turn or hide the letters beside them, are shown as Python writes them: \x1b, \u202e.
 """
 
+import os
 import re
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from strategies.protocol.redaction import redact
@@ -50,11 +53,30 @@ class Screen:
     @classmethod
     def install(cls) -> None:
         """Send the output and the errors of this process through screens."""
-        sys.stdout, sys.stderr = cls(sys.stdout), cls(sys.stderr)
+        # Python has no stream where a process began without one.
+        sys.stdout = cls(sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        sys.stderr = cls(sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
     def write(self, text: str) -> int:
         """Print a text. A carriage return alone stays: a command's line of progress needs it."""
-        return self.stream.write(text if text == "\r" else printable(redact(text), "\n"))
+        with self._while_read():
+            self.stream.write(text if text == "\r" else printable(redact(text), "\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Print what was written so far."""
+        with self._while_read():
+            self.stream.flush()
+
+    @contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """Let the output go nowhere once nobody reads it, as after `| head`: work goes on."""
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.stream.fileno())
+            os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

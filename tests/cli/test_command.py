@@ -88,6 +88,20 @@ def test_the_version_is_printed(capsys):
         (["hospital", "start"], "fedhandoff hospital start: There is no hospital.toml: "),
         (["hospital", "init", "graz"], "fedhandoff hospital init: Missing option '--data'"),
         (["members", "--site", "a/b"], "fedhandoff members: Invalid value for '--site'"),
+        (["run", "--hospitals", "1000000000"], "fedhandoff run: Invalid value for '--hospitals'"),
+        (["check", "--hospitals", "0"], "fedhandoff check: Invalid value for '--hospitals'"),
+        (["crate", "~nobody2/a"], "fedhandoff crate: The home folder in '~nobody2/a' is unknown"),
+        (
+            ["check", "--run-config", "dataset='folder:~nobody2'"],
+            "fedhandoff check: The home folder in '~nobody2' is unknown",
+        ),
+        (
+            ["check", "--run-config", "resume='~nobody2/a'"],
+            "fedhandoff check: The home folder in '~nobody2/a' is unknown",
+        ),
+        (["check", "--run-config", f"a={'[' * 5000}"], "fedhandoff check: --run-config cannot be"),
+        (["reproduce", "--seeds", "x"], "fedhandoff reproduce: --seeds is 'x': give whole numbers"),
+        (["reproduce", "--vary", "seed="], "fedhandoff reproduce: --vary is 'seed=': write a"),
     ],
 )
 def test_a_wrong_word_is_named_in_one_line(arguments, said, capsys):
@@ -119,6 +133,28 @@ def test_the_home_folder_of_a_path_is_found(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["policy", "~/graz/policy.toml"])
     assert (tmp_path / "graz" / "policy.toml").exists()
+
+
+@pytest.mark.parametrize("output", ["read", "closed"])
+def test_output_that_nobody_reads_ends_no_command(output, tmp_path):
+    """As with `| head`, and with `>&-`."""
+    code = (
+        "import os, sys; from pathlib import Path; from strategies.protocol.text import Screen\n"
+        "Screen.install()\n"
+        "for part in range(3): print('line', flush=True)\n"
+        f"Path({str(tmp_path / 'done')!r}).touch()"
+    )
+    shell = [sys.executable, "-c", code]
+    if output == "closed":
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh", *shell]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        shell, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "done").exists()
 
 
 def test_help_and_completion_import_no_other_package():
