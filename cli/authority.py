@@ -71,13 +71,17 @@ def policy(
 @command(app, 'members --hospital graz add linz = "KEY"')
 def members(
     change: Annotated[
-        list[str] | None, typer.Argument(metavar="[list | add NAME = KEY | remove NAME]")
+        list[str] | None,
+        typer.Argument(
+            metavar="[list | add NAME = KEY | remove NAME]", help="The task. Without it: list."
+        ),
     ] = None,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     members: Annotated[
-        Path | None, typer.Option(help="The file. Without it: that of first-use.")
+        Path | None,
+        typer.Option(help="The file of members. Without it: the one that first-use writes."),
     ] = None,
 ) -> None:
     """List the members that a hospital trusts, or change them."""
@@ -113,7 +117,7 @@ def dossier(
     identity: Keys = None,
     members: Trusted = None,
     crate: Annotated[
-        bool, typer.Option("--crate", help="Also write the folder's RO-Crate, if it is valid.")
+        bool, typer.Option("--crate", help="Also write an RO-Crate beside a valid dossier.")
     ] = False,
 ) -> bool:
     """Check the dossier of synthetic images that left."""

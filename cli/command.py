@@ -1,14 +1,15 @@
 """What all commands have in common: an example, `~` in paths, and errors in one line."""
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-from click import Context, HelpFormatter, UsageError
+from click import Argument, Context, HelpFormatter, UsageError
 from click import Path as ClickPath
 from typer.core import TyperCommand
 
@@ -38,6 +39,17 @@ SITE, STORE_DIR = "hospital", STORES
 
 class Command(TyperCommand):
     """A command whose epilog is an example."""
+
+    def __init__(self, *arguments: Any, callback: Callable[..., Any], **keywords: Any) -> None:
+        super().__init__(*arguments, callback=callback, **keywords)
+        # typer 0.20 loses the help of arguments with click 8.5.
+        hints = get_type_hints(inspect.unwrap(callback), include_extras=True)
+        for each in self.params:
+            if isinstance(each, Argument):
+                each.help = hints[str(each.name)].__metadata__[0].help
+
+    def format_arguments(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write nothing: typer writes arguments with the options."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Read the arguments, and the files that have defaults of options; as `invoke`."""

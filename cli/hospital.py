@@ -26,7 +26,7 @@ Members = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="The network that it starts with. Without it: the run's.")
+    str | None, typer.Option(help="The network that it starts with. Without it: the run names one.")
 ]
 Folder = Annotated[
     Path | None, typer.Option(help="The hospital's folder. Without it: ~/fedhandoff/NAME.")
@@ -71,8 +71,8 @@ def join(
 ) -> None:
     """Join a consortium: approve its code, and answer its invitation.
 
-    It shows the code, and what the default policy says of the default settings, and asks. Then it
-    makes the hospital's folder, as init does. The keys never leave the hospital.
+    It shows the code, and how the default policy judges the default settings. It asks for approval.
+    Then it makes the hospital's folder, as init does. The keys never leave the hospital.
     """
     from client_app.authority.policy import DEFAULTS
     from client_app.commands import policy
@@ -202,7 +202,9 @@ def start(
             show_default=False,
         ),
     ] = 0,
-    node_config: Annotated[str, typer.Option(help="More keys, such as \"model='resnet18'\".")] = "",
+    node_config: Annotated[
+        str, typer.Option(help="More keys of the node-config, such as \"model='resnet18'\".")
+    ] = "",
 ) -> None:
     """Start the hospital's SuperNode, and keep it running."""
     from deploy import hospital as deployed
@@ -225,7 +227,7 @@ def start(
 
 @command(app, "hospital status --hospital graz")
 def status(hospital: Hospital = HERE) -> bool:
-    """Show whether it runs, its code, certificates and free disk."""
+    """Show the hospital's process, code, certificates and free disk space."""
     from deploy.status import status
 
     return not status(hospital)

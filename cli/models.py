@@ -118,7 +118,7 @@ def alone(
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
-    """Train a model on the hospital's own images, and mix it in.
+    """Train a model on the hospital's own images, for its mixture.
 
     The training takes as long as in the run.
     """

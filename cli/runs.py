@@ -123,8 +123,8 @@ def crate(
 ) -> None:
     """Write the RO-Crate of a run.
 
-    It is a file in the directory, and needs the extra crate (docs/crate.md). If it is there, the
-    files of the run are checked against it.
+    The crate is a file in the directory; writing it needs the extra crate (docs/crate.md). If the
+    file is there already, the files of the run are checked against it.
     """
     from server_app.crate import write_run_crate
 
@@ -160,7 +160,9 @@ def reproduce(
     ] = None,
     hospitals: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_HOSPITALS, help="A number instead of the table's."),
+        typer.Option(
+            min=1, max=MOST_HOSPITALS, help="The number of hospitals, instead of the table's."
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
@@ -201,7 +203,8 @@ def reproduce(
 @command(app, "demo --asynchronous")
 def demo(
     asynchronous: Annotated[
-        bool, typer.Option("--asynchronous", help="Use queues instead of rounds; wien is slow.")
+        bool,
+        typer.Option("--asynchronous", help="Use queues instead of rounds; hospital wien is slow."),
     ] = False,
 ) -> None:
     """Do a short run of a server and three hospitals on this machine.

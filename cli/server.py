@@ -91,10 +91,10 @@ def invite(
     ] = 14,
     server: Server = HERE,
 ) -> None:
-    """Make an invitation for a hospital, which it joins with.
+    """Make an invitation, with which a hospital joins.
 
-    A thief of the file can have a key registered under the hospital's name, before the hospital
-    itself: send it by a channel that only the hospital reads.
+    A thief of the file can register a key under the hospital's name before the hospital does. So
+    send it by a channel that only the hospital reads.
     """
     from deploy.invitation import invite
 
@@ -124,7 +124,7 @@ def run(server: Server = HERE, run_config: RunConfig = None) -> bool:
 
 @command(app, "server status")
 def status(server: Server = HERE) -> bool:
-    """Show whether it runs, its hospitals, certificates and free disk."""
+    """Show the server's process, hospitals, certificates and free disk space."""
     from deploy.status import status
 
     return not status(server)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from click import Context, Group
+from click import Argument, Context, Group
 
 from cli import app, main
 from deploy.errors import DeployError
@@ -47,10 +47,13 @@ def test_the_help_of_each_command_has_an_example_that_it_accepts(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--help"])
     assert ended.value.code == 0
-    *_, example = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    *_, example = shown.splitlines()
     given = shlex.split(example)
     assert tuple(given[: 1 + len(words)]) == ("fedhandoff", *words)
     command = COMMANDS[words]
+    helps = [each.help for each in command.params if isinstance(each, Argument)]
+    assert all(each and each in " ".join(shown.split()) for each in helps)
     command.make_context(words[-1], given[1 + len(words) :], parent=Context(command))
 
 
