@@ -134,7 +134,7 @@ class Attacked:
         return "passed"
 
     def bound_claim(self, epsilon: float, delta: float) -> "Attacked":
-        """The same results, with a bound for a claim of ε and δ."""
+        """These results, with a bound on the ε that the attacks prove, for a claim of ε and δ."""
         if not self.trials:
             return self
         proven = [

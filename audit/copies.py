@@ -93,7 +93,12 @@ class Auditor:
         ]
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which images [N, C, H, W] uint8 of classes int64 [N] may not be in a buffer, bool [N]."""
+        """The mask, bool [N], of images uint8 [N, C, H, W] that may not be in a buffer.
+
+        Args:
+            images: The images.
+            labels: Their classes, int64 [N].
+        """
         ranks = self.ranks(self._search_once(images).residuals, labels)
         return self._exact_copies(images) | (ranks <= self.quantile)
 

@@ -1,4 +1,4 @@
-"""Commands for what a hospital decides and records: images, policy, members, ledger, dossier."""
+"""Commands for a hospital's decisions and records: images, policy, members, ledger, dossier."""
 
 from enum import StrEnum
 from pathlib import Path

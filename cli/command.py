@@ -1,4 +1,4 @@
-"""What all commands have in common: an example, `~` in paths, and errors in one line."""
+"""The parts that all commands share: an example, `~` in paths, and errors in one line."""
 
 import inspect
 import os
@@ -94,7 +94,7 @@ def _in_one_line(context: Context) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, DeployError) as error:
-        explain = getattr(error, "explain", None)  # has what the server may not learn
+        explain = getattr(error, "explain", None)  # has details that the server may not learn
         text = explain() if explain else str(error)
         raise UsageError(re.sub(r"\[Errno \d+\] ", "", text), context) from error
 

@@ -44,7 +44,7 @@ def init(
 ) -> None:
     """Make a hospital's folder, with hospital.toml, policy, keys and code.
 
-    In a terminal it asks for what is missing. Read the policy before the first run.
+    In a terminal it asks for missing values. Read the policy before the first run.
     """
     private()
     own = {

@@ -1,11 +1,11 @@
-"""What departments gain from sums of features (strategies/sums.py): the command `gain`.
+"""The gain of departments from sums of features (strategies/sums.py): the command `gain`.
 
 One machine holds the folders of all departments. The images of each are split several times into
 training and test images. Each split gives three kinds of classifiers, as a run of `sums` does:
 
-    alone     of a department's own sums
-    shared    of the sums of all departments; tested on patients of other departments
-    home      the same with a department's own sums counted 1 + κ times; tested on its own patients
+    alone     from a department's own sums
+    shared    from the sums of all departments; tested on patients of other departments
+    home      from all sums, with the department's own counted 1 + κ times; tested on its patients
 
 λ and κ are chosen on training images. The seeds of the splits are 0, 1, ....
 """

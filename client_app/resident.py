@@ -79,7 +79,7 @@ def call_resident(config: Mapping[str, Any]) -> socket:
         logging.getLogger("flwr").error("%s cannot be used: %s", folder, error)
         raise SettingsError(
             "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
-            "belongs to the hospital's user: remove what is there."
+            "belongs to the hospital's user: remove the present one."
         ) from error
 
 

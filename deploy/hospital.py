@@ -173,8 +173,8 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
     policy = hospital.policy or find_policy(hospital.folder)
     if policy and not policy.is_file():
         raise DeployError(
-            f"The policy {policy} is no file: `fedhandoff policy` writes one. Move away "
-            "what is there, or name another file with --policy."
+            f"The policy {policy} is no file: `fedhandoff policy` writes one. Move the "
+            "present one away, or name another file with --policy."
         )
     if policy:
         paths["policy"] = policy

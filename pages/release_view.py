@@ -58,7 +58,7 @@ def release_checks(
 
 
 def noun_of(config: Mapping[str, Any]) -> str:
-    """What a buffer has, by the settings: "image", or "vector" (of features)."""
+    """The noun for the content of a buffer, by the settings: "image", or "vector" of features."""
     return "vector" if config.get("train", {}).get("freeze") == "body" else "image"
 
 

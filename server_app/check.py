@@ -47,7 +47,7 @@ def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
     print(
         f"The settings can be used: strategy '{settings.strategy}', dataset '{settings.dataset}', "
         f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "
-        "images, their classes, and what they allow."
+        "images, their classes and their policies."
     )
 
 

@@ -128,7 +128,7 @@ class RoundEvents:
 
     @cached_property
     def own_class_accuracies(self) -> dict[int, float]:
-        """The same among the task's own classes only."""
+        """The mean accuracy on each task with only the task's own classes as answers."""
         return self._accuracies(IN_TASK)
 
     def _accuracies(self, begins: str) -> dict[int, float]:

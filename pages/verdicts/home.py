@@ -153,7 +153,7 @@ def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | 
 
 
 def judge_gain(home: Figure, elsewhere: Figure) -> str:
-    """What taking part changes in balanced accuracy, for own patients and for those of others."""
+    """The change of balanced accuracy by taking part, for own patients and for those of others."""
     own, others = map(_change, (home, elsewhere))
     return (
         f"If a department takes part, its balanced accuracy for its own patients {own}; for "

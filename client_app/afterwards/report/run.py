@@ -22,7 +22,7 @@ PLURALS = {"memory": "memories", "sample of embeddings": "samples of embeddings"
 
 
 def describe(past: PastRun) -> dict[str, Any]:
-    """Return the run's facts and settings, and from the ledger what left and what came."""
+    """Return the run's facts and settings, and from the ledger the data that left and came."""
     settings, usual = past.settings, defaults()
     changed = {k: v for k, v in settings.items() if k not in usual or usual[k] != v}
     return {

@@ -54,7 +54,7 @@ class Job:
 
     @property
     def noun(self) -> str:
-        """What the buffer has: "images", or "vectors" of features."""
+        """The noun for the content of the buffer: "images", or "vectors" of features."""
         return "vectors" if self.hospital.data.whole else "images"
 
     def refusal(self, *reasons: str) -> ReleaseError:

@@ -11,7 +11,7 @@ from client_app.release.dossier.files import Checked
 from pages.crate import Check, Contents, files_below, write_crate
 
 ABOUT = {
-    "dossier.json": "The dossier: what left, how it was made, and its checks.",
+    "dossier.json": "The dossier: the released data, their origin and their checks.",
     "dossier.html": "The dossier as a page.",
     "dossier.sig": "The hospital's signature of dossier.json.",
 }

@@ -1,1 +1,1 @@
-"""Sums of features: what leaves a hospital, and its part in a ring (strategies/sums.py)."""
+"""Sums of features: those that leave a hospital, and its visits of a ring (strategies/sums.py)."""
