@@ -282,6 +282,9 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
         like: The sums.
         multiplier: Standard deviation of the noise, in sensitivities.
         rng: Source of the noise.
+
+    Raises:
+        ValueError: Noise does not fit into 64 bits; as whole numbers it would be a constant.
     """
     drawn = {
         name: rng.standard_normal(tensor.shape) * multiplier / SHARES[name] * GRID**2
@@ -290,6 +293,8 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
     width = like.firsts.shape[1]
     rows, columns = np.triu_indices(width)
     drawn["seconds"][:, rows != columns] /= 2**0.5
+    if any(np.abs(array).max(initial=0) >= 2**62 for array in drawn.values()):
+        raise ValueError(f"Noise of {multiplier:g} sensitivities does not fit into 64 bits.")
     return Sums.from_arrays(
         {name: np.rint(array).astype(np.int64) for name, array in drawn.items()}
     )

@@ -185,6 +185,7 @@ def test_noise_is_drawn_once_in_a_run_and_counted(tmp_path):
         ("train.freeze", {"train__freeze": "none"}),
         ("sums.ridge", {"sums__epsilon": 1.0, "sums__ridge": 0.0}),
         ("sums.weights", {"sums__epsilon": 1.0, "sums__weights": "equal"}),
+        ("sums.epsilon", {"sums__epsilon": 1e-30, "sums__delta": 1e-30}),  # noise of no 64 bits
         ("learner", {"learner": "derpp"}),
     ],
 )

@@ -79,6 +79,8 @@ TwoOrMore = Annotated[int, bounds(2, MOST)]
 Amount = Annotated[float, bounds(0, MOST)]
 AboveZero = Annotated[float, Field(gt=0, le=MOST)]
 Share = Annotated[float, bounds(0, 1)]
+LEAST_EPSILON = 1e-3  # with a smaller ε, noise may be larger than the numbers that it is added to
+Epsilon = Annotated[float, bounds(LEAST_EPSILON, MOST)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]

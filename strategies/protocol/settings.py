@@ -24,9 +24,11 @@ from pydantic import AfterValidator, BeforeValidator
 
 from strategies.protocol.declared import (
     LARGEST,
+    MOST,
     AboveZero,
     Amount,
     Count,
+    Epsilon,
     OneOrMore,
     Probability,
     Share,
@@ -130,7 +132,7 @@ class DPSettings:
     noise_multiplier: Annotated[
         Amount, condition(lambda noise: noise == 0 or noise >= 0.1, "0, or 0.1 or more")
     ]
-    clipping_norm: AboveZero
+    clipping_norm: Annotated[float, bounds(1e-6, MOST)]  # noise in float32 is no smaller
     delta: Probability
 
 
@@ -204,7 +206,7 @@ class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
     method: Literal["stylegan2-ada", "dp-mean-embedding", "class-gaussians"]
-    epsilon: AboveZero
+    epsilon: Epsilon
     delta: Probability
     preset: str
     sampler: Literal["random", "linear", "plan", "lci", "lci-plan", _KSalsa]

@@ -9,7 +9,15 @@ from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
 
-from strategies.protocol.declared import Amount, Count, Probability, bounds, declare
+from strategies.protocol.declared import (
+    LEAST_EPSILON,
+    Amount,
+    Count,
+    Probability,
+    bounds,
+    condition,
+    declare,
+)
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import require
 
@@ -25,7 +33,12 @@ class SumsSettings:
     ridge: Amount  # λ; 0 = by validation
     kappa: Annotated[int, bounds(-1, 1000)]  # κ; -1 = by validation
     dimensions: Annotated[Count, bounds(0, WIDEST)]  # d'
-    epsilon: Amount
+    epsilon: Annotated[
+        Amount,
+        condition(
+            lambda each: each == 0 or each >= LEAST_EPSILON, f"0, or {LEAST_EPSILON} or more"
+        ),
+    ]
     delta: Probability
 
     def __post_init__(self) -> None:

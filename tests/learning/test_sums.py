@@ -145,6 +145,12 @@ def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
         assert scaled.std().item() == pytest.approx(2.0, rel=0.15)
 
 
+def test_noise_that_would_be_a_constant_is_refused():
+    """A number beyond 64 bits becomes the least whole number, in each sum."""
+    with pytest.raises(ValueError, match="does not fit into 64 bits"):
+        random_noise(sums(), 1e12, np.random.default_rng(0))
+
+
 def scaled_norm(patient):
     """The norm of a patient's part, on the scale on which noise has one deviation."""
     parts = {name: SHARES[name] * each.double() / GRID**2 for name, each in vars(patient).items()}
