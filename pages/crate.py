@@ -94,12 +94,16 @@ def files_below(folder: Path) -> list[str]:
     """The paths of all files below a folder but the crate's own, sorted.
 
     Raises:
-        CrateError: One is a link, or no ordinary file.
+        CrateError: One is a link, or no ordinary file, or its name is not in UTF-8.
     """
     found = [each for each in sorted(folder.rglob("*")) if not each.is_dir() or each.is_symlink()]
     for each in found:
         if each.is_symlink() or not each.is_file():
             raise CrateError(f"{each} is no ordinary file: remove it.")
+        try:
+            str(each).encode()
+        except UnicodeEncodeError:
+            raise CrateError(f"The name of {each} is not in UTF-8: rename it.") from None
     return [each.relative_to(folder).as_posix() for each in found if each != folder / NAME]
 
 
@@ -113,7 +117,7 @@ def _check(path: Path, hashes: Mapping[str, str]) -> None:
     try:
         graph = json.loads(path.read_bytes())["@graph"]
         named = {each["@id"]: each["sha256"] for each in graph if each["@type"] == "File"}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CrateError(f"{path} is damaged: remove it, and write it anew.") from error
     here = {quote(name): digest for name, digest in hashes.items()}
     changed = sorted(name for name in {*named, *here} if named.get(name) != here.get(name))

@@ -11,6 +11,7 @@ from typing import Any
 from pages.crate import Check, Contents, CrateError, files_below, write_crate
 from server_app.measures import participants
 from server_app.runs import is_under_way
+from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.archive import ArchiveError
@@ -54,7 +55,13 @@ def write_run_crate(folder: Path) -> Path:
         raise CrateError(f"summary.json and {LOG} in {folder} are not of one run.")
     models = {each: _label(folder / each) for each in files if each.endswith(".npz")}
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_crate(folder, _contents(folder, summary, events, files, models, now), now)
+    try:
+        contents = _contents(folder, summary, events, files, models, now)
+    except (LookupError, TypeError, ValueError) as error:  # images of which a fact is missing
+        raise CrateError(
+            f"{folder / SUMMARY} is damaged, or of another version: {error}."
+        ) from error
+    return write_crate(folder, contents, now)
 
 
 def _label(path: Path) -> Manifest:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -163,9 +164,21 @@ def a_link(folder):
     (folder / "more.txt").symlink_to("/etc/passwd")
 
 
+def a_name_of_bytes(folder):
+    (folder / os.fsdecode(b"\xff.txt")).touch()
+
+
+def unknown_images(folder):
+    path = folder / "summary.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "data": {**told["data"], "A": {"kind": "folder"}}}))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (a_name_of_bytes, "ff.txt is not in UTF-8: rename it."),
+        (unknown_images, "summary.json is damaged, or of another version: 'train'."),
         (shutil.rmtree, "There is no folder"),
         (under_way, "is under way: wait for its end."),
         (unfinished, "has no summary.json: it is no result directory, or its run has not ended"),
@@ -182,6 +195,21 @@ def test_a_folder_that_is_no_such_run_is_refused_in_one_line(folder, capsys, cha
     assert words in said
     assert said.count("\n") == 1
     assert not (folder / "ro-crate-metadata.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb.txt", "<script>", "%2e%2e", "#app", "\x1b[31m", "http:", "ü", "x" * 250]
+)
+def test_the_name_of_a_file_adds_no_other_entity(folder, capsys, name):
+    (folder / name).touch()
+    assert command(folder, capsys)[0] == 0
+    crate = rocrate.ROCrate(folder)
+    assert one(crate, quote(name))["name"] == name
+    assert one(crate, "#app")["name"] == "fedhandoff"
+    assert command(folder, capsys)[0] == 0  # it is found again
+    (folder / "ro-crate-metadata.json").write_text("[" * 100_000)
+    status, said = command(folder, capsys)
+    assert (status, said.count("\n"), "is damaged: remove it" in said) == (2, 1, True)
 
 
 @pytest.mark.parametrize("name", ["report.html", "parcels/B.npz", "new.txt"])
