@@ -1,8 +1,8 @@
 """From features to noised sums: the part of `dp-mean-embedding` that sees features (train.freeze).
 
-Features z have length 1. Each image becomes t: `SIZE` numbers, the part of z in a fixed random
-subspace, scaled so that its length is 1 on average, and cut to a length of at most 1. The statistic
-is, for each class, the number of images and the sum of t. Gaussian noise is added once.
+Features z have length 1. Each image becomes t: the part of z in a fixed random subspace of `SIZE`
+dimensions, scaled to length 1. The statistic has, for each class, the number of images and the sum
+of t. Gaussian noise is added once.
 `NoisedClasses` sees the statistic alone.
 
 **The contribution of a patient has a norm of at most 1.** An image with weight w adds w to its
@@ -14,8 +14,8 @@ The weights of a patient's images sum to 1 at most, and so do the norms, by the 
 So adding or removing a patient moves the statistic by at most 1. The rest is as for images
 (gan/noised_moments.py): whole numbers, rounded noise, and what the guarantee does not cover.
 
-The subspace is fixed: it depends on no data and on no seed of a run. A class mean has as much noise
-in each direction as in the whole space, and a larger part of it is in fewer directions.
+The subspace is fixed: it depends on no data and on no seed of a run. Each direction
+has the same noise. With fewer directions the mean of a class is larger in each of them.
 
 Shapes: `N` images, `n` synthetic ones, `d` features, `K` classes, `D` = min(d, `SIZE`).
 """
@@ -60,8 +60,8 @@ class NoisedSums:
 class NoisedClasses:
     """A normal distribution of each class of a statistic, with the same variance for all.
 
-    The lengths of features are 1, so the variance follows from the means: E ‖t‖² = 1 of the images
-    less the part of the means, without that of their noise.
+    All t have length 1, so the variance follows from the means: it is the rest of E ‖t‖² = 1 beside
+    the squared length of the means, from which the part of their noise is subtracted.
 
     Attributes:
         classes: Classes that certainly have `fewest` images, int64 [.]; there may be none.
