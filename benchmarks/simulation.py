@@ -15,6 +15,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
+from deploy.server import bare_app
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
 from server_app.launch import run_on
@@ -111,11 +112,12 @@ def run(
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
     federation += f" client-resources-num-gpus={gpus}"
-    command = ["flwr", "run", str(APP), "--stream"]
-    command += ["--run-config", overrides, "--federation-config", federation]
-    stream = subprocess.run(
-        command, env=environment, capture_output=True, encoding="utf-8", check=False
-    )
+    with bare_app(APP) as app:
+        command = ["flwr", "run", str(app), "--stream"]
+        command += ["--run-config", overrides, "--federation-config", federation]
+        stream = subprocess.run(
+            command, env=environment, capture_output=True, encoding="utf-8", check=False
+        )
     output = stream.stdout[-3000:] + stream.stderr[-3000:]
     started = STARTED.search(stream.stdout)
     if stream.returncode != 0 or not started:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +18,7 @@ from deploy.running import lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import read_json, replacing
+from strategies.protocol.files import parse_toml, read_json, replacing
 from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
@@ -180,7 +183,8 @@ def run(folder: Path, run_config: str | None) -> bool:
     """
     _check(folder, run_config)
     overrides = ["--run-config", run_config] if run_config else []
-    number = str(_flwr(folder, "run", str(APP), NAME, *overrides)["run-id"])
+    with bare_app(APP) as app:
+        number = str(_flwr(folder, "run", str(app), NAME, *overrides)["run-id"])
     print(
         f"Run {number}. It goes on after Ctrl-C; to stop it:\n"
         f"FLWR_HOME={folder.absolute()} uv run flwr stop {number} {NAME}",
@@ -192,6 +196,23 @@ def run(folder: Path, run_config: str | None) -> bool:
         said = f"Run {number} is {state['status']}: {state['status-details']}"
         print(said, file=sys.stderr, flush=True)
     return completed
+
+
+@contextmanager
+def bare_app(checkout: Path) -> Iterator[Path]:
+    """A folder with those files of a checkout that belong to the app, until the end of the block.
+
+    `flwr run` looks at all files of its folder: with the environment of a checkout, that takes four
+    seconds. The bundle that it makes is the same.
+    """
+    project = parse_toml((checkout / "pyproject.toml").read_text("utf-8"))
+    patterns = ["pyproject.toml", *project["tool"]["flwr"]["app"]["fab-include"]]
+    with TemporaryDirectory(prefix="fedhandoff-app-") as place:
+        for file in (file for pattern in patterns for file in checkout.glob(pattern)):
+            copy = Path(place) / file.relative_to(checkout)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, copy)
+        yield Path(place)
 
 
 def _check(folder: Path, run_config: str | None) -> None:

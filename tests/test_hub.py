@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_files
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.utils import filter_paths_for_publish, validate_project_name
 from flwr.supercore.constant import (
@@ -19,6 +19,7 @@ from flwr.supercore.constant import (
 )
 from packaging.version import Version
 
+from deploy.server import bare_app
 from strategies.protocol.code import files_of
 
 # Flower 1.39 reads .gitignore by a name that pathspec is about to drop.
@@ -46,6 +47,12 @@ def test_a_bundle_is_what_a_run_needs_and_no_more(tracked):
     others = {".info/CONTENT", "pyproject.toml", "LICENSE"}
     assert names == {path.relative_to(ROOT).as_posix() for path in code} | others
     assert "pages/templates/dossier.html.md" in names
+
+
+def test_a_run_is_started_with_the_bundle_of_the_whole_checkout(tracked):
+    with bare_app(ROOT) as app:
+        assert build_fab_from_disk(app) == build_fab_from_files(tracked)[0]
+    assert not app.exists()
 
 
 def test_what_is_published_is_within_the_limits_of_the_hub(tracked):
