@@ -49,6 +49,8 @@ with superlink(folder / "superlink", RAY_ADDRESS=address) as environment:
     print(json.dumps(environment), flush=True)
     sys.stdin.read()
 """
+# Ray gives its workers a niceness of 15: beside other tests they would hardly get a core.
+QUICK_RAY = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 ONE_NODE = """
 import ray
 address = ray.init("local", num_cpus=2, include_dashboard=False).address_info["address"]
@@ -77,7 +79,7 @@ def flower_on(ray, folder):
         subprocess.Popen(
             [sys.executable, "-c", FLOWER.format(ray=ray), folder],
             cwd=ROOT,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short},
+            env={**os.environ, **QUICK_RAY, "RAY_TMPDIR": short},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as process,
