@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.protocol.archive import load
+from client_app.authority.node_config import OwnError
+from strategies.protocol import archive
 from strategies.protocol.files import STORES, replacing
 
 DEFAULT = STORES
@@ -62,9 +63,24 @@ def own_draft(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
+class DamagedError(OwnError, archive.ArchiveError):
+    """A file of a store is damaged; the hospital's own log has its path and the cure."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        cure = "Restore it from a copy. Without one, the hospital can take part in the next run"
+        super().__init__("store", f"{path} is damaged ({error}). {cure}.")
+
+
 @lru_cache(maxsize=64)
-def _load(path: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
-    return load(path)
+def _load_once(path: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
+    return _load(path)
+
+
+def _load(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        return archive.load(path)
+    except archive.ArchiveError as error:
+        raise DamagedError(path, error) from error
 
 
 class Store:
@@ -88,11 +104,11 @@ class Store:
         """The arrays kept under a name; empty if nothing was kept.
 
         Raises:
-            ArchiveError: The file is damaged.
+            DamagedError: The file is damaged.
             OSError: The file cannot be read.
         """
         path = self.folder / f"{name}.npz"
-        return load(path) if path.exists() else {}
+        return _load(path) if path.exists() else {}
 
     def load_small(self, name: str) -> Mapping[str, NDArray[Any]]:
         """As `load`; an unchanged file is read once in a process."""
@@ -100,7 +116,7 @@ class Store:
         if not path.exists():
             return {}
         status = path.stat()
-        return _load(path, status.st_ino, status.st_mtime_ns)
+        return _load_once(path, status.st_ino, status.st_mtime_ns)
 
     def names(self, folder: str) -> list[str]:
         """The names of the sets in a folder such as "runs/1": the last parts, such as "home"."""

@@ -307,6 +307,41 @@ def test_whatever_arrives_at_a_hospital_is_used_or_refused_with_a_type(hospital,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("learner", ["icarl", "fdr", "agem", "lwf"])
+def test_what_a_learner_takes_along_and_keeps_is_used_or_refused_with_a_type(learner, tmp_path):
+    """Two tasks of two rounds each: the last visit has a memory, kept images, kept weights."""
+    write_archive(tmp_path / "data.npz", 24)
+    small = {"num_server_rounds": 4, "tasks": 2, "model": "mlp", "mlp__hidden": "4"}
+    reservoir = {"reservoir__size": 4, "reservoir__batch_size": 2, "partition": "iid"}
+    dataset = f"npz:{tmp_path / 'data.npz'}"
+    config = run_config(strategy="cwt", learner=learner, dataset=dataset, **small, **reservoir)
+
+    def ask(verb, content, server_round):
+        task = (server_round + 1) // 2
+        asked = {**content, "order": order(learner=learner, round=server_round, task=task)}
+        place = context(0, 2, config, **{"store-dir": str(tmp_path)})
+        return app(Message(RecordDict(asked), 100, verb, ttl=60.0), place)
+
+    parcel = ask("query.prepare", {}, 1).content
+    for server_round in (1, 2, 3, 4):
+        before = {name: parcel[name] for name in parcel if name in ("model", "memory", "manifest")}
+        parcel = ask("train", before, server_round).content
+    mutator = Mutator(7)
+    for _ in range(BLOCK):
+        answer = ask("train", mutator.content(RecordDict(before)), 4)
+        assert not answer.has_error() or answer.error.code != Failure.CRASHED, answer.error.reason
+    (kept,) = tmp_path.rglob("rehearsal/3-1.npz")
+    whole = kept.read_bytes()
+    for rest in (b"", whole[: len(whole) // 2], whole[:-5]):
+        kept.write_bytes(rest)
+        answer = ask("train", before, 4)
+        assert answer.error.code == Failure.SETTINGS
+        assert answer.error.reason.startswith("The hospital's store cannot be used")
+    kept.write_bytes(whole)
+    assert not ask("train", before, 4).has_error()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_picture_a_buffer_is_it_is_used_or_refused_with_a_type(hospital, messages, seed):
     """Its hash is right: a member has made it so. Half of them have texts in the PNG."""

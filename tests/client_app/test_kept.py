@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from client_app.run import Kept
-from client_app.store import Store
+from client_app.store import DamagedError, Store
 
 
 @pytest.fixture
@@ -40,6 +40,19 @@ def test_a_visit_that_is_made_again_starts_where_it_did_and_takes_its_own_place(
     assert kept.load_before((1, 2)) == left(1)
     kept.save((1, 2), left(20))
     assert kept.load_before((1, 3)) == left(20)
+
+
+@pytest.mark.parametrize("load", [Store.load, Store.load_small])
+@pytest.mark.parametrize("rest", [b"", b"x", b"PK\3\4", b"\0" * 300])
+def test_a_damaged_file_is_named_to_the_hospital_alone_and_stays(tmp_path, load, rest):
+    store, path = Store(tmp_path), tmp_path / "terms.npz"
+    store.save("terms", left(1))
+    path.write_bytes(rest)
+    with pytest.raises(DamagedError) as raised:
+        load(store, "terms")
+    assert str(tmp_path) not in str(raised.value)
+    assert f"{path} is damaged (" in raised.value.explain()
+    assert path.read_bytes() == rest
 
 
 def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
