@@ -33,6 +33,9 @@ from gan.presets import Preset
 from gan.schedule import due
 
 PATH_MEMORY = 0.01  # weight of the newest path length in their running mean
+# Pixels from which channels-last weights are faster on a CPU, too: a step of `small` takes 0.7 of
+# the time at 64 pixels (benchmarks/results/gan-speed.md).
+CHANNELS_LAST = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,8 @@ class Adversaries:
         cuda = device.type == "cuda"
         fast = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.half = torch.autocast("cuda", torch.bfloat16, enabled=fast)
-        layout = torch.channels_last if cuda else torch.contiguous_format
+        last = cuda or preset.resolution >= CHANNELS_LAST
+        layout = torch.channels_last if last else torch.contiguous_format
         sizes = (preset, examples.classes, self.images.shape[1])
         self.generator = Generator(*sizes).to(device).to(memory_format=layout)
         self.discriminator = Discriminator(*sizes).to(device).to(memory_format=layout)
@@ -187,6 +191,11 @@ class Adversaries:
         """Continue from the state of other adversaries."""
         for name in self.TRAINED:
             getattr(self, name).load_state_dict(state[name])
+        # A checkpoint may have another layout in memory; fused Adam reads it as that of the weight.
+        for optimizer in (self.g_optimizer, self.d_optimizer):
+            for weight, moments in optimizer.state.items():
+                for name in ("exp_avg", "exp_avg_sq"):
+                    moments[name] = torch.empty_like(weight).copy_(moments[name])
         vars(self.ada).update(state["ada"])
         self.seen, self.path_mean = state["seen"], state["path_mean"]
         self.sums = state["sums"].to(self.sums.device)
