@@ -180,7 +180,7 @@ DECISIVE = {
     "ledger": ["model: 400,000 bytes"],
     "card": ["Add some."],
     "own_report": ["above\N{NO-BREAK SPACE}chance", "FAIL"],
-    "dossier": ["cannot tell", "Not measured. Synthetic images carry no name"],
+    "dossier": ["cannot tell", "Not measured. Synthetic images carry no metadata"],
 }
 
 

@@ -77,13 +77,13 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     yield Answer(
         "WP 216, linkability: can records of one person be linked?",
         "",
-        "Not measured. Synthetic images carry no name, no number and no metadata.",
+        "Not measured. Synthetic images carry no metadata, such as a name or a number.",
     )
     yield Answer(
         "WP 216, inference: can attributes of a person be inferred?",
         f"Membership in the training data is one such attribute. {tried}",
-        "Other attributes were not attacked. A buffer shows the appearance of a disease. This is "
-        "its purpose, and reveals nothing about a particular person.",
+        "Other attributes were not attacked. A buffer shows the appearance of a disease on "
+        "purpose. It may also show a rare feature of one person.",
     )
     if claimed := dossier["generator"].get("gan-epsilon"):
         bound = attacked.get("bound")

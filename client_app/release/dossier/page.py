@@ -72,10 +72,12 @@ def page(dossier: Json, digest: str, signer: str) -> str:
 
 def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
     leaves, attacked = dossier["leaves"], dossier["attacked"]
+    burnt = " Text that is burnt into training images can appear in synthetic images."
+    burnt = burnt if noun_of(dossier["settings"]) == "image" else ""
     yield (
         "note",
         f"{leaves['images']} synthetic images leave. The release of this dossier contains no real "
-        "image, and no name, number or date of a patient.",
+        f"image, and no metadata such as a name, number or date of a patient.{burnt}",
     )
     yield (
         "good",
