@@ -21,11 +21,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.markdown import commit_and_machine, print_head, print_row
-from benchmarks.simulation import run, run_warm, superlink
+from benchmarks.simulation import events_of, run, run_warm, superlink
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.pool import LocalSamples
 from learning.models import Architecture
-from strategies.engine.events import LOG, read_events
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
 from warm.workers import Workers
@@ -70,11 +69,6 @@ def seconds_of_rounds(result: Path) -> float:
     events = events_of(result)
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
     return float(events[-1]["time"] - ready)
-
-
-def events_of(result: Path) -> list[dict[str, Any]]:
-    """The events of a run, in order."""
-    return [vars(event) for event, _ in read_events(result / LOG)]
 
 
 def bare_seconds(config: Path) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
@@ -19,6 +20,7 @@ from deploy.server import bare_app
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
 from server_app.launch import run_on
+from strategies.engine.events import LOG, read_events
 from strategies.protocol.settings import complete
 from warm.workers import Workers
 
@@ -178,6 +180,11 @@ def run_warm(
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
+
+
+def events_of(result: Path) -> list[dict[str, Any]]:
+    """The events of a run, in order."""
+    return [vars(event) for event, _ in read_events(result / LOG)]
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -414,6 +414,7 @@ def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_
         state.models[name] = Model(name, "h0", state.shelf.put(parcel))
     checkpoint.save(state, {"seconds": 2})
     second = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert {f"{name}.npz" for name in state.shelf._newest} == second.keys() - {"state.json"}
     assert len(first) == len(second) - 1 == 2  # and state.json
     assert len(first.items() & second.items()) == 1
     loaded, notes = checkpoint.load(folder, dict[str, object])

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
 from socket import recv_fds, send_fds, socket
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
@@ -22,62 +22,32 @@ from strategies.protocol.may_leave import Failed
 from warm import records
 
 SMALL = 2**14  # bytes; a smaller record goes through the socket
-KEPT = 2**28, 256  # bytes and number of records that a side keeps
-NONE = 0, 0
+KEPT = 2**26, 256  # bytes and number of the records whose files stay for other messages
 FILES = 250  # most files in one message; the kernel's limit is 253
-
-ValueT = TypeVar("ValueT")
-
-
-class Shelf(Generic[ValueT]):
-    """The values that were sent or received last, by key."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[int, tuple[ValueT, int]] = OrderedDict()
-        self._bytes = 0
-
-    def find(self, key: int) -> ValueT | None:
-        """The value of a key; None if there is none."""
-        if key not in self._values:
-            return None
-        self._values.move_to_end(key)
-        return self._values[key][0]
-
-    def put(self, key: int, value: ValueT, size: int) -> None:
-        """Add a value of `size` bytes."""
-        self._values[key] = value, size
-        self._bytes += size
-
-    def clear(self, kept: tuple[int, int]) -> list[ValueT]:
-        """Remove the oldest values beyond a number of bytes and of values; returns them."""
-        forgotten = []
-        while self._bytes > kept[0] or len(self._values) > kept[1]:
-            _, (value, size) = self._values.popitem(last=False)
-            self._bytes -= size
-            forgotten.append(value)
-        return forgotten
 
 
 class Outbox:
     """Files of large records, each written once for all wires."""
 
     def __init__(self) -> None:
-        # The key is `id(record)`. The shelf holds the record, so that no other can get this id.
-        self._written: Shelf[tuple[int, int, ArrayRecord]] = Shelf()
-        self._count = 0
+        # The key is `id(record)`. The entry holds the record, so that no other can get this id.
+        self._files: OrderedDict[int, tuple[int, ArrayRecord]] = OrderedDict()
+        self._bytes = 0
 
-    def place(self, record: ArrayRecord) -> tuple[int, int]:
-        """The number of a record (from 1) and the descriptor of its file."""
-        found = self._written.find(id(record))
-        if found is None:
-            self._count += 1
-            found = self._count, _write(record), record
-            self._written.put(id(record), found, size_of(record))
-        return found[:2]
+    def place(self, record: ArrayRecord) -> int:
+        """The descriptor of the file of a record."""
+        key = id(record)
+        if key not in self._files:
+            self._files[key] = _write(record), record
+            self._bytes += size_of(record)
+        self._files.move_to_end(key)
+        return self._files[key][0]
 
-    def clear(self, kept: tuple[int, int]) -> None:
+    def clear(self, most_bytes: int = 0, most_files: int = 0) -> None:
         """Close the oldest files beyond a number of bytes and of files."""
-        for _, descriptor, _ in self._written.clear(kept):
+        while self._bytes > most_bytes or len(self._files) > most_files:
+            _, (descriptor, record) = self._files.popitem(last=False)
+            self._bytes -= size_of(record)
             os.close(descriptor)
 
 
@@ -86,17 +56,14 @@ class Wire:
 
     Args:
         connection: A connected socket of the family AF_UNIX.
-        shared: An outbox for several wires with the same records. Then this end keeps the records
-            that it sends, and the other end the records that it receives. None = the other way
-            round.
+        shared: An outbox for several wires with the same records; None = a record is sent once.
     """
 
     def __init__(self, connection: socket, shared: Outbox | None = None) -> None:
         self.connection = connection
         self._bytes = connection.makefile("rb")
-        self._outbox, self._received = shared or Outbox(), Shelf[ArrayRecord]()
+        self._outbox, self._kept = (shared, KEPT) if shared else (Outbox(), (0, 0))
         self._run_config: Mapping[str, Any] = {}  # as sent last
-        self._keep_sent, self._keep_received = (KEPT, NONE) if shared else (NONE, KEPT)
 
     def close(self) -> None:
         """Close this end."""
@@ -141,19 +108,14 @@ class Wire:
 
     def send(self, facts: list[Any], content: RecordDict) -> None:
         """Send facts and records."""
-        numbers: dict[str, int] = {}  # of all records, in order; 0 = the record has no file
-        files: list[int] = []
-        small = RecordDict()
+        files: dict[str, int] = {}
         for name, record in content.items():
-            numbers[name] = 0
             if isinstance(record, ArrayRecord) and len(files) < FILES and size_of(record) >= SMALL:
-                numbers[name], descriptor = self._outbox.place(record)
-                files.append(descriptor)
-            else:
-                small[name] = record
-        send_fds(self.connection, [b"\0"], files)
-        records.send(self.connection, [facts, [*numbers.items()]], small)
-        self._outbox.clear(self._keep_sent)
+                files[name] = self._outbox.place(record)
+        small = RecordDict({name: each for name, each in content.items() if name not in files})
+        send_fds(self.connection, [b"\0"], [*files.values()])
+        records.send(self.connection, [facts, [(name, name in files) for name in content]], small)
+        self._outbox.clear(*self._kept)
 
     def receive(self) -> tuple[list[Any], RecordDict]:
         """The facts and records that the other end has sent."""
@@ -163,24 +125,11 @@ class Wire:
                 opened.callback(os.close, each)
             if not begun:
                 raise EOFError
-            (facts, numbers), small = records.receive(self._bytes)
+            (facts, names), small = records.receive(self._bytes)
             rest = iter(descriptors)
             return facts, RecordDict(
-                {
-                    name: self._find(number, next(rest)) if number else small[name]
-                    for name, number in numbers
-                }
+                {name: _read(next(rest)) if large else small[name] for name, large in names}
             )
-
-    def _find(self, number: int, descriptor: int) -> ArrayRecord:
-        """A copy of a large record, with the same arrays."""
-        record = self._received.find(number)
-        if record is None:
-            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as memory:
-                record = cast(ArrayRecord, records.receive(memory)[1]["record"])
-            self._received.put(number, record, size_of(record))
-            self._received.clear(self._keep_received)
-        return ArrayRecord(dict(record))
 
 
 def size_of(record: ArrayRecord) -> int:
@@ -198,3 +147,9 @@ def _write(record: ArrayRecord) -> int:
     with open(descriptor, "wb", closefd=False) as file:
         records.write(file.write, [], RecordDict({"record": record}))
     return descriptor
+
+
+def _read(descriptor: int) -> ArrayRecord:
+    """The record in a file of `_write`."""
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as memory:
+        return cast(ArrayRecord, records.receive(memory)[1]["record"])

@@ -62,7 +62,7 @@ class Workers:
             with suppress(OSError):  # it has ended already
                 self._end(worker)
         self._stem.close()
-        self._outbox.clear((0, 0))
+        self._outbox.clear()
 
     def idle(self, node: int) -> Worker | None:
         """An idle process, preferably with the data of a node; None if all processes work.

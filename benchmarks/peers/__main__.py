@@ -3,9 +3,9 @@
     uv run python -m benchmarks.peers --data <folder with mnist.npz>
 
 Hospitals have equal random parts of MNIST, and train a network of 784-256-256-10 units. In every
-round each hospital trains one epoch with plain SGD, by serial hand-off and by FedAvg. Each peer is
-installed from PyPI into an environment of its own. Times are wall times on one machine. One run
-follows the other.
+round each hospital trains one epoch with plain SGD: by FedAvg, by serial hand-off of one model, and
+by rotation, in which each hospital trains another hospital's model. Each peer is installed from
+PyPI into an environment of its own. Times are wall times on one machine. One run follows the other.
 
 The time of a round is the median from its beginning to the beginning of the next round. Start-up is
 the time before the first round, without installation. Memory is the peak over time of the sum over
@@ -44,6 +44,7 @@ ADAPTERS = Path(__file__).parent / "adapters"
 TITLES = ("work", "hospitals", "who", "s a round", "start-up, s", "GB", "KB a visit", "accuracy")
 BATCH_SIZE, LEARNING_RATE = 32, 0.1
 BOTH = ("fedavg", "handoff")
+WORK = (*BOTH, "rotation")
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,9 @@ class Peer:
 
 
 PEERS = {
-    "PyTorch loop": Peer("run_loop.py"),
-    "fedhandoff, flower": Peer(""),
-    "fedhandoff, workers": Peer(""),
+    "PyTorch loop": Peer("run_loop.py", (), WORK),
+    "fedhandoff, flower": Peer("", (), WORK),
+    "fedhandoff, workers": Peer("", (), WORK),
     "NVFlare": Peer("run_nvflare.py", ("nvflare==2.9.0", "torch<2.13")),
     "fluke": Peer("run_fluke.py", ("fluke-fl==0.8.1", "torch<2.13"), ("fedavg",)),
     # With the newest versions of its requirements, p2pfl cannot be imported.
@@ -116,7 +117,7 @@ def main() -> None:
         parser.error(f"--rounds is {arguments.rounds}: give 2 or more, to time a whole round.")
     print(f"{commit_and_machine()}, {arguments.rounds} rounds\n")
     print_head(*TITLES)
-    for method in BOTH:
+    for method in WORK:
         for hospitals in map(int, arguments.hospitals.split(",")):
             job = {
                 "method": method,

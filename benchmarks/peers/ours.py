@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.overhead import events_of
-from benchmarks.simulation import run, run_warm, superlink
+from benchmarks.simulation import events_of, run, run_warm, superlink
 from warm.workers import Workers
 
 PROCESSES = 2
-STRATEGY = {"handoff": "cwt-serial", "fedavg": "fedavg"}
+STRATEGY = {"handoff": "cwt-serial", "fedavg": "fedavg", "rotation": "rwt"}
 
 
 def settings_of(job: dict[str, Any], data: Path) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Shelf:
         for draft in self.folder.glob(".*.part"):
             draft.unlink()
         self._notes = {name: note for name, note in self._notes.items() if name in kept}
+        for name in self._newest.keys() - kept:
+            self._bytes -= count_bytes(self._newest.pop(name))
 
     def sync(self, path: Path) -> None:
         """If files are `durable`, wait until a file, or a folder's list, is on the disk."""

@@ -25,7 +25,8 @@ class Job:
 
     Attributes:
         folder: The folder of the run, with parts.npz; also for marks and result.
-        method: handoff (one model visits the hospitals in turn) or fedavg.
+        method: handoff (one model visits the hospitals in turn), rotation (each hospital trains
+            another hospital's model) or fedavg.
         hospitals: The number of hospitals.
         rounds: The number of rounds; in each round every hospital trains for one epoch.
         batch_size: Images per step.
