@@ -410,8 +410,8 @@ class Summary:
     participation: dict[str, dict[str, Any]] = run_figure(
         lambda run: measures.participation(run.hospitals, run.visits)
     )
-    # With DP-SGD, per hospital the ε of its privacy account after its last visit, for the δ of
-    # `train.dp.delta`.
+    # With DP-SGD or noised sums, per hospital the ε of its privacy account after its last visit. δ
+    # is `train.dp.delta` or `sums.delta`.
     epsilon_spent: dict[str, float] = run_figure(_epsilon_spent)
     # One row per failure: `round`, `hop`, `verb`, `hospital`, `lineage`, `outcome`, `reason`.
     failures: list[dict[str, Any]] = run_figure(attrgetter("failures"))

@@ -37,7 +37,8 @@ def figures(
     return {
         "took_part": _participation(summary),
         "accounts": [[hospital, f"{epsilon:.2f}"] for hospital, epsilon in spent],
-        "delta": flat.get("train.dp.delta"),
+        "sums": summary.strategy == "sums",
+        "delta": flat.get("sums.delta" if summary.strategy == "sums" else "train.dp.delta"),
         "failures": _failures(summary),
         "failures_listed": LISTED,
         "costs": _costs(summary, events, queues=flat.get("asynchronous", False)),
