@@ -13,7 +13,7 @@ training and test images. Each split gives three kinds of classifiers, as a run 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from logging import INFO
 from math import isfinite, nan
 from pathlib import Path
@@ -94,7 +94,8 @@ def measure_gains(
     Raises:
         ModelError: The frozen network or its weights are missing.
         DataError: There is only one department, or all images show one class, or two departments
-            spell a class differently, or images cannot be used, or a manifest fixes the split.
+            spell a class differently or share most images, or images cannot be used, or a manifest
+            fixes the split.
     """
     if len(folders) < 2:
         raise DataError("A gain needs two departments: name the folders of two or more.")
@@ -110,9 +111,17 @@ def measure_gains(
         [_open(replace(each, seed=seed), store, tuple(classes)) for each in own]
         for seed in range(splits)
     ]
-    for place, *two in zip(places, *opened[:2], strict=True):
-        if len({each.train.fingerprint for each in two}) < 2:
-            raise DataError(f"{place}: the column 'split' leaves one split; remove this column.")
+    prints = [[each.train.fingerprint for each in parts] for parts in opened]
+    for place, found in zip(places, zip(*prints, strict=True), strict=True):
+        if len({*found}) < 2:
+            raise DataError(
+                f"{place}: all splits are the same. Remove the column 'split', if there is one; "
+                "else more patients are needed."
+            )
+    contents = [{*(each.train.contents or ()), *(each.test.contents or ())} for each in opened[0]]
+    for (one, its), (other, theirs) in combinations(zip(places, contents, strict=True), 2):
+        if 2 * len(its & theirs) > min(len(its), len(theirs)):
+            raise DataError(f"{one} and {other} have the same images: name each department once.")
     tests, share = [], settings.test_fraction
     for seed, parts in enumerate(opened):
         log(INFO, "Split %d of %d", seed + 1, splits)

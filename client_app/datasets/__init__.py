@@ -96,6 +96,11 @@ def open_data(
     own = own[labels[own] >= 0]
     per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
     train, test = split(pool, labels, own, settings, hospital, per_class, secret)
+    if too_few(train, test) and hospitals == 1:
+        raise DataError(
+            "There are too few images or patients: 2 images must be left to train on, and 1 of "
+            "another patient to test on. Add some."
+        )
     if too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has too few images: it needs 2 to train on "

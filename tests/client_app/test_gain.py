@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -82,8 +84,23 @@ def test_a_manifest_that_fixes_the_split_is_refused(draw, tmp_path):
         for index in range(15)
     ]
     (folder / "manifest.csv").write_text("\n".join(rows))
-    with pytest.raises(DataError, match="graz: the column 'split'"):
+    with pytest.raises(
+        DataError, match=r"graz: all splits are the same\. Remove the column 'split'"
+    ):
         measure_gains([draw("linz", "dark", "light"), folder], tmp_path / "store", splits=2)
+
+
+@pytest.mark.parametrize("again", ["itself", "link", "copy"])
+def test_a_department_does_not_gain_from_itself(again, draw, tmp_path):
+    """Its test images would be among the training images of the other."""
+    graz, other = draw("graz", "dark", "light"), tmp_path / "other"
+    if again == "link":
+        other.symlink_to(graz)
+    if again == "copy":
+        shutil.copytree(graz, other)
+    folders = [graz, draw("linz", "dark", "light"), graz if again == "itself" else other]
+    with pytest.raises(DataError, match=r"graz and .* have the same images: name each"):
+        measure_gains(folders, tmp_path / "store", splits=2)
 
 
 def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path, capsys):
