@@ -13,7 +13,7 @@ from torch import nn
 from client_app.authority.identity import secret_of
 from client_app.authority.limits import check_model
 from client_app.authority.node_config import NodeConfig, combined_settings, is_simulated, own_config
-from client_app.authority.policy import MachineRules, Policy, PolicyError
+from client_app.authority.policy import WITH_RESERVOIR, MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
@@ -22,6 +22,7 @@ from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
+from learning.settings import ReservoirSettings
 from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
@@ -83,6 +84,14 @@ class Hospital:
         return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
     @property
+    def images_in_memory(self) -> tuple[int, int]:
+        """The largest number of images in a batch, and of images that the learner keeps."""
+        own, kept = self.settings.train.batch_size, ReservoirSettings(0, 2)
+        if self.settings.learner in WITH_RESERVOIR:
+            kept = self.settings.section("reservoir", ReservoirSettings)
+        return max(own, min(kept.batch_size, kept.size)), kept.size
+
+    @property
     def card(self) -> dict[str, str | list[str] | list[int]]:
         """The facts about the hospital for enrolment: name, classes, shape of images (C, H, W).
 
@@ -99,8 +108,7 @@ class Hospital:
             PolicyError: The network is too large.
             ModelError: There is no such network.
         """
-        batch = self.settings.train.batch_size
-        check_model(self.policy, self.architecture.to_json(), RecordDict(), batch)
+        check_model(self.policy, self.architecture.to_json(), RecordDict(), *self.images_in_memory)
 
     def first_model(self, own_start: bool = False) -> nn.Module:
         """A network with random weights or, with the setting `pretrained`, with trained ones.

@@ -24,7 +24,7 @@ COPIES = 4
 
 
 def check_model(
-    policy: Policy | None, architecture: str, content: RecordDict, batch: int = 0
+    policy: Policy | None, architecture: str, content: RecordDict, batch: int = 0, kept: int = 0
 ) -> None:
     """Refuse a network that needs too much memory, before it is built.
 
@@ -35,6 +35,7 @@ def check_model(
         architecture: The network's architecture, as JSON.
         content: The content of the message that brought the network.
         batch: The number of images in a training batch.
+        kept: The number of images that the learner keeps in memory.
 
     Raises:
         PolicyError: The network is too large.
@@ -44,6 +45,8 @@ def check_model(
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
         policy.models.uphold("max-megabytes", size / MB)
         needed = count_bytes(content) + COPIES * size + _activation_bytes(architecture, batch)
+        network = Architecture.from_json(architecture)
+        needed += kept * network.channels * network.height * network.width
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 

@@ -23,9 +23,10 @@ def visited(folder, policy=OPEN, task=0, sizes=SIZES, **config):
     victim = Victim(folder, sizes, policy)
     victim.place.run_config |= run_config(strategy="cwt", num_server_rounds=9, **config)
     code = {"code": code_hash(), "round": 0, "hop": 0}
-    joins = victim.ask("query.enrol", {}, **code)
+    learner = config.get("learner", "plain")
+    joins = victim.ask("query.enrol", {}, learner=learner, **code)
     model = victim.constant(0)
-    return joins, victim.ask("train", model, epochs=1, task=task)
+    return joins, victim.ask("train", model, learner=learner, epochs=1, task=task)
 
 
 def test_a_usual_run_trains_on_them(tmp_path):
@@ -43,6 +44,18 @@ def test_a_usual_run_trains_on_them(tmp_path):
 def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog):
     assert {answer.error.code for answer in visited(tmp_path, **config)} == {Failure.POLICY}
     assert rule in caplog.text
+
+
+def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
+    """100,000 images of 16 bytes are 1.6 MB; the usual run takes 806.9 MB, by its tests."""
+    policy = f"{OPEN}[machine]\nmax-memory-gb = 0.808\n"
+    for folder in (tmp_path / "usual", tmp_path / "large"):
+        folder.mkdir()
+    usual = visited(tmp_path / "usual", policy, learner="er-ace")
+    assert not any(answer.has_error() for answer in usual)
+    joins, _ = visited(tmp_path / "large", policy, learner="er-ace", reservoir__size=100_000)
+    assert joins.error.code == Failure.POLICY
+    assert "machine.max-memory-gb" in caplog.text
 
 
 @pytest.mark.parametrize(

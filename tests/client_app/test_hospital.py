@@ -32,6 +32,17 @@ def test_the_hospital_s_own_name_counts_before_the_server_s(given, node_config, 
     assert open_hospital(context(1, 3, run_config(), **node_config), given).name == name
 
 
+@pytest.mark.parametrize(
+    ("learner", "size", "images"),
+    [("", 5000, (32, 0)), ("er", 5000, (700, 5000)), ("ser", 40, (40, 40)), ("er", 0, (32, 0))],
+)
+def test_a_batch_of_kept_images_counts_for_the_memory(learner, size, images):
+    """Of fewer kept images than `reservoir.batch-size` a batch has as many as there are."""
+    kept = {"reservoir__size": size, "reservoir__batch_size": 700}
+    config = run_config(strategy="cwt", learner=learner, train__batch_size=32, **kept)
+    assert open_hospital(context(0, 2, config)).images_in_memory == images
+
+
 @pytest.mark.parametrize("end", ["", "/manifest.csv", "/"])
 def test_simulated_hospitals_are_called_after_their_own_folders(end, tmp_path):
     for name in ("graz", "vienna"):
