@@ -197,6 +197,8 @@ def start(
     runtime_port: Annotated[
         int,
         typer.Option(
+            min=0,
+            max=65535,
             help="Local port for the hospital's own processes, for a firewall rule. Without it: "
             "any.",
             show_default=False,

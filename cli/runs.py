@@ -175,8 +175,10 @@ def reproduce(
     workers: Annotated[
         int,
         typer.Option(
+            min=0,
+            max=1024,
             help="The number of warm processes, which replace Flower's engine: the figures are "
-            "the same, and come sooner."
+            "the same, and come sooner.",
         ),
     ] = 0,
 ) -> bool:

@@ -57,8 +57,10 @@ def start(
     control_port: Annotated[
         int,
         typer.Option(
+            min=0,
+            max=65535,
             help="Port for commands from this machine. Flower 1.40 and newer use the port of "
-            "--fleet-address."
+            "--fleet-address.",
         ),
     ] = CONTROL_PORT,
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from click import Argument, Context, Group
+from click import Argument, Context, FloatRange, Group, IntRange
+from click.types import FloatParamType, IntParamType
 
 from cli import app, main
 from deploy.errors import DeployError
@@ -55,6 +56,20 @@ def test_the_help_of_each_command_has_an_example_that_it_accepts(
     helps = [each.help for each in command.params if isinstance(each, Argument)]
     assert all(each and each in " ".join(shown.split()) for each in helps)
     command.make_context(words[-1], given[1 + len(words) :], parent=Context(command))
+
+
+def test_a_number_has_bounds_on_both_sides():
+    """Of 10^9 hospitals the list of them alone takes 32 GB; -1 processes answer never."""
+    numbers = [
+        option
+        for command in COMMANDS.values()
+        for option in command.params
+        if isinstance(option.type, IntParamType | FloatParamType)
+    ]
+    assert len(numbers) >= 7
+    for each in numbers:
+        assert isinstance(each.type, IntRange | FloatRange), each
+        assert None not in (each.type.min, each.type.max), each
 
 
 def test_without_a_command_all_are_listed(capsys):
