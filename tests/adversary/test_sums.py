@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app.app import app
+from client_app.authority.privacy_account import noise_for
 from client_app.hospital import open_hospital
 from learning.models import Architecture
+from learning.sums import compute_sums, random_noise
+from strategies.protocol.declared import LEAST_EPSILON
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import to_record
+from strategies.protocol.settings import Settings, SettingsError
+from strategies.registry import strategy_of
 from tests.fakes import context, deployment, run_config
 
 SIDE = 4
@@ -226,3 +232,16 @@ def test_whether_a_visit_is_refused_tells_of_no_image(tmp_path):
             answer = victim.order(victim.model(network, **arrays))
             refused[real, grey] = answer.error.code if answer.has_error() else None
     assert refused[True, 0] == refused[True, 255]
+
+
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-5])
+def test_no_guarantee_is_so_strong_that_its_noise_is_a_constant(delta):
+    """ε and δ of 1e-30 had one: all numbers of 64 bits were full."""
+    epsilon = {"sums__ridge": 0.1, "sums__weights": "images", "sums__delta": delta}
+    sent = run_config(strategy="sums", train__freeze="body", sums__epsilon=1e-30, **epsilon)
+    with pytest.raises(SettingsError, match=r"'sums\.epsilon' is 1e-30; it must be 0, or 0\.001"):
+        strategy_of(Settings.parse(sent))
+    sums = compute_sums(torch.eye(8), torch.arange(8), 8)
+    noise = random_noise(sums, noise_for(LEAST_EPSILON, delta), np.random.default_rng(0))
+    for numbers in vars(noise).values():
+        assert len(numbers.unique()) == numbers.numel()
