@@ -61,4 +61,8 @@ def timm_model(architecture: "Architecture") -> nn.Module:
         in_chans=architecture.channels,
         **sides,
     )
+    # timm draws the head of an EfficientNet as for 1000 classes: with 7, logits would be above 5,
+    # and fine-tuning would first have to undo this.
+    if isinstance(head := network.get_classifier(), nn.Linear):
+        head.reset_parameters()
     return network

@@ -33,3 +33,8 @@ def test_the_package_is_for_its_network_alone():
     other = replace(LITE0, name="timm:resnet10t")
     with pytest.raises(ModelError, match="efficientnet_lite0"):
         load_pretrained(other.build(), other, SOURCE)
+
+
+def test_a_new_head_starts_near_0_as_torch_draws_it():
+    head = LITE0.build().get_submodule("classifier")
+    assert head.weight.abs().max() <= 1280**-0.5
