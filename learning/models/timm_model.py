@@ -54,7 +54,7 @@ def timm_model(architecture: "Architecture") -> nn.Module:
 
     if config.fixed_input_size:
         sides = {"img_size": (architecture.height, architecture.width)}
-    network: nn.Module = timm.create_model(
+    made: Any = timm.create_model(
         architecture.name.removeprefix(TIMM),
         pretrained=False,
         num_classes=architecture.classes,
@@ -63,6 +63,7 @@ def timm_model(architecture: "Architecture") -> nn.Module:
     )
     # timm draws the head of an EfficientNet as for 1000 classes: with 7, logits would be above 5,
     # and fine-tuning would first have to undo this.
-    if isinstance(head := network.get_classifier(), nn.Linear):
+    if isinstance(head := made.get_classifier(), nn.Linear):
         head.reset_parameters()
+    network: nn.Module = made
     return network
