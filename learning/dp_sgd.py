@@ -98,8 +98,10 @@ class PrivateSteps:
         with warnings.catch_warnings():
             # opacus needs only gradients of outputs; in torch the first layer has no others.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
-            yield noised
-        watched.to_standard_module()
+            try:
+                yield noised
+            finally:  # after an error the network serves the next visit
+                watched.to_standard_module()
 
 
 def noise_alone(parameters: Iterable[nn.Parameter]) -> None:

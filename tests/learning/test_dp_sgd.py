@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from learning.dp_sgd import Plan, PrivateSteps, check_network
-from learning.errors import ModelError
+from learning.errors import DeadlineError, ModelError
 from learning.learners.plain import Plain
 from learning.training import train
 from tests.learning.test_training import data, learner_of, network
@@ -15,14 +15,14 @@ from tests.learning.test_training import data, learner_of, network
 NOISE, NORM = 0.7, 0.05
 
 
-def visit(samples, plan, seed=0, epochs=1, model=None, **overrides):
+def visit(samples, plan, seed=0, epochs=1, model=None, seconds=60, **overrides):
     model = model or network()
     learner = learner_of(Plain, model, samples)
     settings = learner.settings.train
     dp = replace(settings.dp, noise_multiplier=NOISE, clipping_norm=NORM)
     settings = replace(settings, optimizer="sgd", learning_rate=1.0, dp=dp, **overrides)
     private = PrivateSteps(plan, dp, np.random.default_rng(seed))
-    rng, deadline = np.random.default_rng(1), time.monotonic() + 60
+    rng, deadline = np.random.default_rng(1), time.monotonic() + seconds
     found = train(learner, settings, epochs, rng, deadline, private=private)
     return model, found
 
@@ -80,6 +80,15 @@ def test_the_network_is_as_it_was_afterwards():
     model, _ = visit(data(20), Plan.make(np.arange(20), 5), epochs=2)
     assert list(model.state_dict()) == list(network().state_dict())
     assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
+    assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_the_network_can_be_trained_again_after_an_error():
+    """A hospital's process uses it for the next visit, too."""
+    model = network()
+    for _ in range(2):
+        with pytest.raises(DeadlineError):
+            visit(data(20), Plan.make(np.arange(20), 5), model=model, seconds=-1)
     assert not any(part._forward_hooks for part in model.modules())
 
 
