@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.simulation import APP
+APP = Path(__file__).parents[1]
 
 
 def print_head(*titles: object) -> None:
@@ -39,7 +39,7 @@ def commit_and_machine() -> str:
 
 def commit() -> str:
     """The commit that is checked out, marked if files differ from it."""
-    if not (APP / ".git").exists():
+    if not ((APP / ".git").exists() and shutil.which("git")):
         return "unknown"
     short, changes = (
         subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout

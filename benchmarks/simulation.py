@@ -16,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
+from benchmarks.markdown import APP
 from deploy.server import bare_app
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
@@ -24,7 +25,6 @@ from strategies.engine.events import LOG, read_events
 from strategies.protocol.settings import complete
 from warm.workers import Workers
 
-APP = Path(__file__).parents[1]
 # In tables, `standalone` is a row of its own, and the engine is an option.
 USUAL = {"baseline": "", "workers": 0}
 START_UP = 60.0  # seconds a SuperLink may take to be ready

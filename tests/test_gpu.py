@@ -1,7 +1,10 @@
 """benchmarks.gpu: its pieces on the CPU, and CUDA's paths where there is a GPU."""
 
 import json
+import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,13 +23,36 @@ def test_a_step_that_fails_or_hangs_is_recorded(tmp_path):
 
 
 @pytest.mark.slow
+def test_gans_are_measured_without_flower():
+    """A borrowed machine has torch, torchvision and scikit-learn; it may lack the rest."""
+    lacking = ["flwr", "ray", "torchmetrics", "torch_fidelity", "lpips", "opacus", "pydantic"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({lacking})); import benchmarks.gpu"
+    subprocess.run([sys.executable, "-c", code], cwd=gpu.APP, check=True)
+
+
+def test_each_step_is_a_program(tmp_path):
+    """`python -m` of a module that only defines functions would pass, and do nothing."""
+    for command in gpu.steps(tmp_path, tmp_path, torch.device("cuda")).values():
+        assert command[1] == "-m"
+        found = find_spec(command[2])
+        assert found
+        assert (
+            find_spec(f"{command[2]}.__main__")
+            if found.submodule_search_locations
+            else ("__main__" in Path(str(found.origin)).read_text())
+        )
+
+
+@pytest.mark.slow
 def test_a_gan_is_measured_and_drawn_and_failed_steps_have_rows(tmp_path, capsys):
     cpu = torch.device("cpu")
     row = gpu.measure("tiny", PRESETS["tiny"].fit(8), cpu, tmp_path, 0.1)
     assert row["steps"] > 0
     assert row["peak_mib"] is None
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "gan.json").write_text(json.dumps([{**row, "images_per_second": 1234.0}]))
+    (tmp_path / "gan.log").write_text(json.dumps({**row, "images_per_second": 1234.0}))
+    for step in ("paths", "feder"):
+        (tmp_path / f"{step}.log").write_text("no room")
     outcomes = {"paths": {"seconds": 1, "error": "no room"}, "gan": {"seconds": 2, "error": None}}
     summary = {"commit": "c", "machine": "m", "torch": "2", "steps": outcomes}
     (tmp_path / gpu.SUMMARY).write_text(json.dumps(summary))

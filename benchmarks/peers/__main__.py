@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.markdown import commit_and_machine, print_head, print_row
+from benchmarks.markdown import APP, commit_and_machine, print_head, print_row
 from benchmarks.memory import peak_memory
 from benchmarks.peers.ours import settings_of
-from benchmarks.simulation import APP
 from client_app.datasets import open_data
 from learning.samples import Samples
 from strategies.protocol.settings import Settings, complete
