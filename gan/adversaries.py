@@ -17,9 +17,11 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `b` a batch, `D` size of a 
 
 import copy
 import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -132,10 +134,11 @@ class Adversaries:
         preset = self.preset
         self.discriminator.requires_grad_(True)
         self.d_optimizer.zero_grad()
-        real = augment(real, self.ada.p, preset.mirror)
+        # Both in 32 bits: rounding of synthetic images alone would give them away.
+        real, fake = (augment(each, self.ada.p, preset.mirror) for each in (real, fake))
         with self.half:
             real_logits = self.judge(real, real_labels)
-            fake_logits = self.judge(augment(fake, self.ada.p, preset.mirror), fake_labels)
+            fake_logits = self.judge(fake, fake_labels)
         loss = losses.discriminator_loss(real_logits, fake_logits)
         loss.backward()
         self.d_optimizer.step()
@@ -155,8 +158,9 @@ class Adversaries:
         """Raise the logits of synthetic images; return the loss and the distance from real ones."""
         self.discriminator.requires_grad_(False)
         self.g_optimizer.zero_grad()
+        augmented = augment(fake, self.ada.p, self.preset.mirror)
         with self.half:
-            fake_logits = self.judge(augment(fake, self.ada.p, self.preset.mirror), fake_labels)
+            fake_logits = self.judge(augmented, fake_labels)
         loss = losses.generator_loss(fake_logits)
         total, apart = loss, torch.zeros((), device=loss.device)
         if private:
@@ -229,6 +233,8 @@ def _follow(average: nn.Module, network: nn.Module, half_life: float, images: in
 
 
 def _compile(function: Callable[..., Tensor], cuda: bool) -> Callable[..., Tensor]:
-    """Compile a function if that is possible: on CUDA, with Triton and a C compiler."""
-    possible = cuda and find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
+    """Compile a function if that is possible: on CUDA, with Triton, a C compiler and its header."""
+    compiler = any(map(shutil.which, ("cc", "gcc", "clang")))
+    header = Path(sysconfig.get_path("include"), "Python.h").exists()  # Triton's launchers need it
+    possible = cuda and find_spec("triton") and compiler and header
     return torch.compile(function) if possible else function

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.markdown import APP
 from gan.presets import PRESETS
 
 
@@ -27,7 +28,7 @@ def test_gans_are_measured_without_flower():
     """A borrowed machine has torch, torchvision and scikit-learn; it may lack the rest."""
     lacking = ["flwr", "ray", "torchmetrics", "torch_fidelity", "lpips", "opacus", "pydantic"]
     code = f"import sys; sys.modules.update(dict.fromkeys({lacking})); import benchmarks.gpu"
-    subprocess.run([sys.executable, "-c", code], cwd=gpu.APP, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=APP, check=True)
 
 
 def test_each_step_is_a_program(tmp_path):

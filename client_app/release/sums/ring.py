@@ -159,7 +159,8 @@ class RingVisit:
             nn.init.zeros_(layer.bias)
             nn.init.zeros_(layer.weight)
             if head is not None:
-                layer.weight += lift(head, layer.in_features, rng_for(seed, "projection"))
+                lifted = lift(head, layer.in_features, rng_for(seed, "projection"))
+                layer.weight += lifted.to(layer.weight.device)
 
     def _keep_alone(self, exact: Sums) -> None:
         """Keep the classifier of the hospital's own sums, for comparison."""
