@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,8 @@ def environment(tmp_path):
     own.parent.mkdir()
     own.write_text("#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:], sys.meta_path)")
     own.chmod(0o755)
-    path = os.pathsep.join([str(PROGRAMS), str(own.parent), os.environ["PATH"]])
-    return {**os.environ, "PATH": path}
+    folders = (PROGRAMS, own.parent, Path(sys.executable).parent, os.environ["PATH"])
+    return {**os.environ, "PATH": os.pathsep.join(map(str, folders))}
 
 
 def start(environment, *arguments):
@@ -31,6 +33,17 @@ def test_it_becomes_flowers_own_confined_unless_it_may_run_any_code(code, enviro
     output = start(environment, "--token", "7").stdout
     assert output.startswith("['--token', '7']")
     assert ("PathFinder" in output) == (code == "any")
+
+
+def test_the_process_of_a_message_imports_no_database(environment, tmp_path):
+    """Flower's package of this program imports one, for another program."""
+    (tmp_path / "bin" / "flwr-clientapp").write_text(
+        "import sys\nfrom flwr.supernode.cli import flwr_clientapp as program\n"
+        "print(program.__name__, 'sqlalchemy' in sys.modules)"
+    )
+    (tmp_path / "approved").mkdir()
+    environment[CODE] = str(tmp_path / "approved")
+    assert start(environment).stdout == "flwr_clientapp False\n"
 
 
 def test_a_hospital_that_does_not_say_which_code_it_runs_runs_none(environment):
