@@ -5,6 +5,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from strategies.protocol.sums import HOME
 from strategies.registry import strategy_of
 
 Handler = Callable[[Message], Message | None]
+all_defaults = cache(defaults)  # the file is read once, not by each of thousands of tests
 NETWORKS = {"fil-ver": "vee", "fedspace": "rotation-mlp"}  # of methods that need their own
 
 
@@ -66,7 +68,7 @@ def run_config(**overrides: Any) -> dict[str, Any]:
     Keys of `overrides` may have _ for - and __ for a dot.
     """
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
-    flat = defaults()
+    flat = all_defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
     network = NETWORKS.get(overrides.get("strategy", ""), flat["model"])
     own = {"sealed": False, "workers": 0, "baseline": "", "partition-alpha": 0.5, "model": network}

@@ -185,10 +185,8 @@ def check(result, visits, method):
 
 
 @pytest.fixture
-def consortium(tmp_path, monkeypatch):
+def consortium(tmp_path):
     """The folder of a server and its hospitals, which wait for runs."""
-    # For minutes most of these processes only wait: they look for messages less often.
-    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "1")
     write_images(tmp_path / "images")
     with server(tmp_path) as address, hospitals(tmp_path, address):
         yield tmp_path
