@@ -26,8 +26,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("busy")
 
-# These files wait most, for processes of their own: they begin first.
+# These files wait most, for processes of their own: they begin first, and are marked `waits`.
 WAITING = (
+    "tests/deploy/test_containers.py",
     "tests/deploy/test_kills.py",
     "tests/deploy/test_failures.py",
     "tests/deploy/test_relay.py",
@@ -37,12 +38,15 @@ WAITING = (
 )
 # Tests that share nothing with others of their file: one at a time, by whoever is free.
 APART = (
+    "tests/deploy/test_failures.py",
     "tests/deploy/test_kills.py",
+    "tests/deploy/test_relay.py::test_sealed_feder_on_features",
     "tests/deploy/test_relay.py::test_the_same_search_finds_all_models",
     "tests/test_federation.py",
     "tests/test_resume.py",
     "tests/test_sealed_federation.py",
     "tests/test_simulation.py::test_hospitals_on_two_nodes",
+    "tests/test_suited.py",
 )
 LEFT_OUT = pytest.StashKey[int]()
 
@@ -76,6 +80,8 @@ def pytest_collection_modifyitems(items):
 def pytest_itemcollected(item):
     if "importorskip" in _source(item.path):
         item.add_marker("extra")
+    if item.nodeid.startswith(WAITING):
+        item.add_marker("waits")
 
 
 @cache
