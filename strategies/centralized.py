@@ -55,4 +55,4 @@ class Centralized(CWTSerial):
         if state.hop:
             return []
         ((name, model),) = state.models.items()
-        return [self.visit(model.place, name, replay=sorted(state.buffers))]
+        return [self.visit(model.place, name, replay=tuple(sorted(state.buffers)))]

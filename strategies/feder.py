@@ -77,7 +77,7 @@ class FedER(HandsOn):
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
         """A visit that trains a model on the source's buffer too, if there is one."""
-        replay = [source] if source in state.buffers and source != hospital else []
+        replay = (source,) if source in state.buffers and source != hospital else ()
         if self.variant == "synthetic-only":  # the hospital's own buffer replaces its images
-            replay = [hospital, *replay]
+            replay = (hospital, *replay)
         return self.visit(hospital, model, replay=replay)

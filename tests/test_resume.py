@@ -439,7 +439,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.encoder, state.embeddings = parcel, {"1 h0": parcel}
     state.prototypes = {"h1": parcel}
     state.delivered = {("h0", "hash")}
-    state.under_way = [Visit("h0", "a", "plain", 1)]
+    state.under_way = {Visit("h0", "a", "plain", 1): parcel}
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5)}, {"h0 a": 2}, 6.5
     state.under_test, state.test_round, state.answers_due = {"a": parcel}, 2, {"h0": 1}
@@ -448,9 +448,20 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
     loaded, _ = checkpoint.load(tmp_path, dict[str, object])
-    state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, []
+    state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, {}
     loaded.shelf = state.shelf
     assert loaded == state
+
+
+def test_a_model_under_way_is_kept_although_its_lineage_goes_on_from_another_copy(tmp_path):
+    """Its hospital still answers: the answer is compared with what was sent."""
+    state = State(Shelf(tmp_path), "run", classes=["a", "b"], shape=[1, 8, 8])
+    sent, good, dropped = (state.shelf.put(a_parcel(k)) for k in range(3))
+    state.models = {"a": Model("a", "h0", good)}
+    state.under_way = {Visit("h0", "a", "plain", 1): sent}
+    checkpoint.save(state, {})
+    names = [state.shelf.path(name).exists() for name in (sent, good, dropped)]
+    assert names == [True, True, False]
 
 
 @pytest.mark.parametrize(("variant", "takes_part"), [("full", True), ("synthetic-only", False)])

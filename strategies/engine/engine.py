@@ -181,7 +181,6 @@ class Engine:
         for visit in visits:
             model = state.models[visit.model]
             if state.nodes[visit.hospital] in reachable:
-                state.under_way.append(visit)
                 self._post(self._order(visit))
             else:
                 self.run.courier.note_absence(state.nodes[visit.hospital])
@@ -193,6 +192,7 @@ class Engine:
     def _post(self, ordered: Ordered) -> None:
         """Send a model to the hospital of its visit."""
         visit, state = ordered.visit, self.state
+        state.under_way[visit] = ordered.sent
         state.sent[visit.key] = state.shelf.label(ordered.sent).round
         node, content = state.nodes[visit.hospital], partial(self._content, ordered)
         letter = self.run.letter(visit.verb, node, ordered.order, ordered, content)
@@ -311,7 +311,7 @@ class Engine:
                 round=order.round,
                 num_examples=event.metrics["num-examples"],
             )
-        state.under_way.remove(visit)
+        del state.under_way[visit]
         self._end(visit, trained)
 
     def _end(self, visit: Visit, trained: Model | None) -> None:

@@ -72,8 +72,9 @@ class State:
     prototypes: dict[str, str] = field(default_factory=dict)
     # Pairs of a hospital and the hash of a buffer, encoder or list of members that it holds
     delivered: set[tuple[str, str]] = field(default_factory=set)
-    # The visits that are under way. A checkpoint has none: they are ordered again.
-    under_way: list[Visit] = field(default_factory=list)
+    # The visits that are under way, with the parcel that was sent for each: its lineage may go on
+    # from another copy meanwhile. A checkpoint has none: they are ordered again.
+    under_way: dict[Visit, str] = field(default_factory=dict)
     # For a method that does not wait: the models that each hospital will train, first one first.
     # Every model is in exactly one queue.
     queues: dict[str, list[str]] = field(default_factory=dict)
@@ -155,6 +156,7 @@ class State:
             yield model.parcel
             if model.good:
                 yield model.good
+        yield from self.under_way.values()
         yield from self.after_visits.values()
         yield from self.under_test.values()
         yield from self.buffers.values()

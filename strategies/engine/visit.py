@@ -1,6 +1,5 @@
 """The visit: one training of one model at one hospital, the atom of every method."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +16,7 @@ class Visit:
     epochs: int  # passes over the hospital's training images
     verb: str = "train"  # the message type
     leg: int = 1  # number of this training among those of the model in one round, from 1
-    replay: Sequence[str] = ()  # the hospitals whose buffers are trained on beside the images
+    replay: tuple[str, ...] = ()  # the hospitals whose buffers are trained on beside the images
     # The images to train on: the hospital's own, those of all hospitals (in a simulation), those of
     # a public archive, or none
     images: Images = "own"

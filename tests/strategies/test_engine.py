@@ -606,7 +606,7 @@ def test_a_method_may_plan_again_after_each_delivery(monkeypatch):
     assert [e.outcome for e in ledger.of("train")] == ["ok"] * 12
     assert kept[0] == []
     assert [0, 0, 0, 1] in kept  # kept after the first delivery, before the second
-    assert state.under_way == []
+    assert not state.under_way
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
