@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -16,6 +17,7 @@ from client_app.release.buffer import make_buffer
 from gan.adversaries import Adversaries, Examples, Privacy
 from gan.codes import EFFORTS
 from gan.presets import PRESETS
+from gan.projection import measure_privacy
 from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES
 from tests.fakes import context, run_config, write_archive
@@ -112,6 +114,8 @@ def test_every_way_to_train_runs_on_cuda(tmp_path, option):
 )
 def test_buffers_are_made_on_cuda(tmp_path, monkeypatch, changes):
     monkeypatch.setattr("gan.quality.STEPS", 10)
+    shortly = partial(measure_privacy, steps=3)
+    monkeypatch.setattr("client_app.release.buffer.gan_sampler.measure_privacy", shortly)
     small = replace(PRESETS["tiny"], channels=(8, 6, 4), batch_size=8, fid_images=32)
     monkeypatch.setitem(PRESETS, "tiny", small)
     few = replace(EFFORTS["tiny"], images=4, projection_steps=2, paths=1, points=4)

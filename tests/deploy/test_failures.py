@@ -123,6 +123,8 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
                 wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
             wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
             network.mend()
+            # The run may end before: a connection is tried again after up to two minutes.
+            wait_for(lambda: "can be reached again" in (tmp_path / "wien.log").read_text())
         network.close()
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
     assert summary["status"] == "completed with failures"
