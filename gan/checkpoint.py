@@ -1,7 +1,7 @@
 """The files of a training: checkpoints, from which a killed training continues, and progress."""
 
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -88,7 +88,7 @@ class Checkpoints:
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
     """Write a file of tensors that is complete or missing, also if the process is killed."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         torch.save(content, draft)
         draft.replace(path)

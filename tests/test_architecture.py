@@ -321,3 +321,12 @@ def test_top_level_folders_are_those_of_the_design():
     known = {*OURS, "cli", "tests", "docs", "benchmarks", "deploy"}
     tracked = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/*.py")}
     assert tracked <= known
+
+
+def test_no_file_is_named_by_the_number_of_its_process():
+    """In containers most processes have the number 1, and they may share a volume.
+
+    deploy/running.py shows the number to people. The lock of the file decides.
+    """
+    named = {f"{path.relative_to(ROOT)}" for path in FILES if "getpid" in path.read_text("utf-8")}
+    assert named == {"deploy/running.py"}

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import secrets
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "This folder does not exist", str(path.parent))
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Not named by the process: in two containers on one volume both may have the number 1.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         yield draft
         os.replace(draft, path)

@@ -4,9 +4,11 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import make_buffer, stages
+from client_app.release.buffer.job import Release
 from client_app.release.buffer.stages import declare
 from gan import schedule
 from gan.presets import PRESETS, PresetError
@@ -271,3 +274,25 @@ def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
     )
     place = replace(hospital(), data=replace(held, train=wide, test=tested))
     assert make_buffer(place, 20, soon()).samples.images.shape == (20, 1, 16, 24)
+
+
+def test_of_two_runs_on_one_store_the_second_waits_for_the_buffer(hospital, monkeypatch):
+    """Otherwise both would train one GAN, or draw the noise of one statistic twice."""
+    place, begun, go_on = hospital(), [], Event()
+
+    def make(job):
+        begun.append(job)
+        assert go_on.wait(60)
+        return Release(job.train[:4], {"release-passed": 1.0})
+
+    monkeypatch.setattr("client_app.release.buffer.make", make)
+    with ThreadPoolExecutor(2) as runs:
+        both = [runs.submit(make_buffer, place, 4, soon()) for _ in range(2)]
+        while not begun:
+            time.sleep(0.01)
+        with pytest.raises(DeadlineError, match="It continues at the next request"):
+            make_buffer(place, 4, time.monotonic() + 0.1)
+        go_on.set()
+        images = [each.result().samples.images for each in both]
+    assert len(begun) == 1
+    assert torch.equal(*images)

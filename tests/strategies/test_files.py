@@ -16,3 +16,14 @@ def test_an_error_names_the_file_and_not_its_draft(tmp_path):
         pass  # nothing is written
     assert caught.value.filename == str(tmp_path / "table.csv")
     assert (tmp_path / "table.csv").read_text() == "old"
+
+
+def test_two_processes_of_one_number_may_write_one_file_at_once(tmp_path):
+    """In containers most processes have the number 1; on a shared volume drafts must differ."""
+    path = tmp_path / "table.csv"
+    with replacing(path) as first, replacing(path) as second:
+        assert first != second
+        first.write_text("one")
+        second.write_text("two")
+    assert path.read_text() == "one"  # the block that ends last
+    assert [*tmp_path.iterdir()] == [path]

@@ -26,10 +26,12 @@ continues, and later runs use it again.
 import hashlib
 import hmac
 import json
+import time
 from dataclasses import asdict
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
@@ -38,6 +40,7 @@ from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
+from client_app.store import own_folder
 from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
@@ -95,8 +98,14 @@ def make_buffer(
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
     job = Job(hospital, size, train, learnt, fingerprint, preset, distance, seed, place, deadline)
+    allowed = max(0.0, deadline - time.monotonic())
     try:
-        release = make(job)
+        # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw
+        # the noise of a statistic twice.
+        with FileLock(own_folder(place) / "lock", allowed):
+            if not (kept := hospital.store.load(name)):
+                kept = make(job).arrays()
+                hospital.store.save(name, kept)
     except FloatingPointError as error:
         raise DivergedError(f"The training of the GAN diverged: {error}") from error
     except TimeoutError as error:
@@ -104,8 +113,7 @@ def make_buffer(
             "Preparing synthetic images took longer than allowed (prepare-timeout). It continues "
             "at the next request."
         ) from error
-    hospital.store.save(name, release.arrays())
-    return release
+    return Release.from_arrays(kept, hospital.device)
 
 
 def _seed(hospital: Hospital, learnt: Samples) -> int:
