@@ -53,7 +53,7 @@ def class_means_trial(
 
 def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
     """Scores [N] of images."""
-    vectors, drawn, known = _within_span(*map(_vectors, (images, synthetic, references)))
+    vectors, drawn, known = _project_on_span(*map(_vectors, (images, synthetic, references)))
     apart = drawn.clone()
     for label in synthetic.labels.unique():
         own = synthetic.labels == label
@@ -78,7 +78,7 @@ def _vectors(samples: Samples) -> Tensor:
     return samples.images.flatten(1).double()
 
 
-def _within_span(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:
+def _project_on_span(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:
     """Vectors [., d], in the span of the synthetic ones if these are in a subspace."""
     _, values, directions = torch.linalg.svd(synthetic, full_matrices=False)
     rank = int((values > 1e-4 * values[0]).sum())

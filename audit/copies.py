@@ -224,8 +224,8 @@ def nearness_test(
     # ‖x − y‖² = 2 − 2xy
     weights = ((1 - second + LEAST) / (1 - first + LEAST)).log().div(2).clamp(max=MOST)
     sums = [
-        torch.bincount(whose[rows, 0], weights[rows], minlength=size)
-        for whose, rows in ((index, wins), (other, ~wins))
+        torch.bincount(winner[rows, 0], weights[rows], minlength=size)
+        for winner, rows in ((index, wins), (other, ~wins))
     ]
     # Of m of 2m real images with sums s, drawn without repetition: the sum has the mean Σs / 2,
     # and the variance (Σs² - (Σs)² / 2m) / 4 · 2m / (2m - 1).

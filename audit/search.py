@@ -174,10 +174,10 @@ class Search:
             "altered": _explain_altered(vectors[rows, orientation], self._family(aligned)),
         }
         index, frame, pose = self._register(framed, *self._coarse(squares(images, COARSE)))
-        targets = self._middles(framed)[rows, frame]  # [n, K, G·G]
+        targets = self._middle_windows(framed)[rows, frame]  # [n, K, G·G]
         where = (pose.flatten(0, 1), self.middle, self.pixels)
         family = [_sample(each, *where) for each in self._family(index)]
-        explained["moved"] = self._alike(targets, _vectors(family[0]).view_as(targets)).square()
+        explained["moved"] = self._rough(targets, _vectors(family[0]).view_as(targets)).square()
         explained["moved and altered"] = _explain_altered(targets, family)
         # [n, candidates]
         residuals = {k: (1 - each).clamp(min=LEAST).log() for k, each in explained.items()}
@@ -191,9 +191,9 @@ class Search:
         planes = _colours(images).movedim(1, 0)
         known = torch.cat([self.tiny_known, self.tiny_colours])
         residuals["in colour"] = self._explain_pieces(list(planes[:, :, None]), known)
-        whose = self.patients[index]
+        patients = self.patients[index]
         alone = torch.eye(index.shape[1], dtype=torch.bool, device=index.device)
-        others = moved[:, None].masked_fill((whose[:, :, None] != whose[:, None]) | alone, 0)
+        others = moved[:, None].masked_fill((patients[:, :, None] != patients[:, None]) | alone, 0)
         residuals["of a patient"] = moved + others.amin(dim=2)
         every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
         zero = pose.new_zeros(len(whole), aligned.shape[1], 4)
@@ -298,9 +298,9 @@ class Search:
         """
         rows = torch.arange(len(framed), device=framed.device)[:, None]
         soft = blur(framed.flatten(0, 1), SOFT)
-        fit = self._fit(self._middles(soft[:, None])[:, 0].view(len(framed) * 8, -1))
+        fit = self._fit(self._middle_windows(soft[:, None])[:, 0].view(len(framed) * 8, -1))
         fit = fit.view(len(framed), 8, 5, -1)
-        targets = self._middles(framed)
+        targets = self._middle_windows(framed)
         for rounds in (FIRST, LAST):
             known, plain = self.soft[index].flatten(0, 1), self.whole[index].flatten(0, 1)
             inverse, wanted = fit[rows, frame].flatten(0, 1), targets[rows, frame]
@@ -310,7 +310,7 @@ class Search:
                 stepped = self._step(stepped, (inverse @ windows[:, :, None])[:, :, 0])
             both = torch.stack([pose, stepped.view_as(pose)])
             drawn = [self._windows(plain, each.flatten(0, 1), self.pixels) for each in both]
-            alike = torch.stack([self._alike(wanted, x.view_as(wanted)).abs() for x in drawn])
+            alike = torch.stack([self._rough(wanted, x.view_as(wanted)).abs() for x in drawn])
             pose = both[1].where((alike[1] > alike[0])[:, :, None], both[0])
             top = alike.amax(dim=0).topk(min(MOVED, index.shape[1]), dim=1).indices
             index, frame, pose = index.gather(1, top), frame.gather(1, top), pose[rows, top]
@@ -343,12 +343,12 @@ class Search:
         shifts = poses[:, 0] - (cos * x - sin * y), poses[:, 1] - (sin * x + cos * y)
         return torch.stack([*shifts, zoom, angle], 1)
 
-    def _alike(self, targets: Tensor, windows: Tensor) -> Tensor:
+    def _rough(self, targets: Tensor, windows: Tensor) -> Tensor:
         """Correlations [n, K] of whitened vectors [n, K, G·G]."""
         alike: Tensor = (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
         return alike
 
-    def _middles(self, framed: Tensor) -> Tensor:
+    def _middle_windows(self, framed: Tensor) -> Tensor:
         """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
         zero = self.poses.new_zeros(framed.shape[:2].numel(), 4)
         windows = self._windows(framed.flatten(0, 1), zero, self.pixels)

@@ -113,7 +113,7 @@ def main() -> None:
         "--own", type=Path, help="another output folder, of one row: the hospitals' own models"
     )
     arguments = parser.parse_args()
-    alone, runs = alone_and_others(arguments.output)
+    alone, runs = split_off_alone(arguments.output)
     own_runs = runs_of(arguments.own).popitem()[1] if arguments.own else alone
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "seeds", *RULES]), flush=True)
@@ -130,7 +130,7 @@ def main() -> None:
         print(table_row([row, len(seeds), *cells]), flush=True)
 
 
-def alone_and_others(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:
+def split_off_alone(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:
     """The runs of a table's row "standalone", and the runs of its other rows."""
     runs = runs_of(output)
     if "standalone" not in runs:

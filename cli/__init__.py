@@ -33,7 +33,7 @@ def print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def about(
+def fedhandoff(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=print_version)
     ] = False,

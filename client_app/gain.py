@@ -135,17 +135,17 @@ def measure_gains(
 def _list_classes(settings: Settings) -> set[str]:
     """The classes of a department; no image is opened, which would take half an hour."""
     kind, _, path = settings.dataset.partition(":")
-    with _naming(settings):
+    with _name_folder(settings):
         return {entry.label for entry in LISTINGS[kind](path).entries}
 
 
 def _open(settings: Settings, store: Path, classes: tuple[str, ...]) -> LocalData:
-    with _naming(settings):
+    with _name_folder(settings):
         return open_data(settings, 0, 1, classes, store)
 
 
 @contextmanager
-def _naming(settings: Settings) -> Iterator[None]:
+def _name_folder(settings: Settings) -> Iterator[None]:
     """An error names the department's folder."""
     try:
         yield

@@ -84,11 +84,11 @@ def prepare(message: Message, context: Context) -> Message:
             )
             from client_app.release.dossier import keep_dossier
 
-            told = open_disclosure(request)
-            made = make_buffer(hospital, order.buffer_size, clock.deadline, told.learnt)
+            of_task = open_disclosure(request)
+            made = make_buffer(hospital, order.buffer_size, clock.deadline, of_task.learnt)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
-            metrics |= told.buffer_figures(made.figures)
+            metrics |= of_task.buffer_figures(made.figures)
             kind = "vectors" if hospital.data.whole else "images"
             release = f"{len(made.samples)} synthetic {kind} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
@@ -126,8 +126,8 @@ def test(message: Message, context: Context) -> Message:
     total = torch.zeros((), device=hospital.device)
     seen = torch.zeros((), device=hospital.device)
     # Operating points need training images. A task may have none here.
-    tells = request.order.final and len(hospital.data.train) > 0
-    details = Details(disclosure) if tells else None
+    detailed = request.order.final and len(hospital.data.train) > 0
+    details = Details(disclosure) if detailed else None
     if details:
         metrics |= _prefix("standalone", details.alone_figures())
     parcels = unbundle(message.content)
@@ -140,27 +140,27 @@ def test(message: Message, context: Context) -> Message:
                 model = disclosure.fingerprint(network, label)
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
-            told = disclosure.test_figures(model, each, per_class=per_class)
+            figures = disclosure.test_figures(model, each, per_class=per_class)
             if details and name in latest:
                 outputs = details.outputs(model, network, each)
-                told = details.figures(outputs, told)
+                figures = details.figures(outputs, figures)
                 seen, scores[label.lineage] = seen + outputs.seen, each
         except REFUSED as error:  # the other models are tested all the same
-            told = {"refused": _log_refusal(name, error)}
+            figures = {"refused": _log_refusal(name, error)}
         else:
             models, total = [*models, model], total + each
-            keep_tested(disclosure, network, label, told)
-        metrics |= _prefix(name, told)
+            keep_tested(disclosure, network, label, figures)
+        metrics |= _prefix(name, figures)
     if request.order.ensemble and models:
         model = fingerprint(models)
         try:
             disclosure.admit(model)
-            told = disclosure.test_figures(model, total)
+            figures = disclosure.test_figures(model, total)
             if details:
                 outputs = Outputs(model, total / len(models), seen / len(models))
-                told = details.figures(outputs, told)
-            metrics |= _prefix("ensemble", told)
-            keep_ensemble(request, told)
+                figures = details.figures(outputs, figures)
+            metrics |= _prefix("ensemble", figures)
+            keep_ensemble(request, figures)
         except REFUSED as error:
             _log_refusal("ensemble", error)
     if details and not request.order.task:
@@ -171,14 +171,14 @@ def test(message: Message, context: Context) -> Message:
 
 def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, float]:
     """The numbers of images and patients, by metric (client_app.afterwards.home.count_images)."""
-    told = {
+    figures = {
         f"{part}-images-of-class-{k}": counts[f"{part}/{name}"]
         for part in ("train", "test")
         for k, name in enumerate(classes)
         if f"{part}/{name}" in counts
     }
     groups = {f"num-{part}-patients": f"{part}-groups" for part in ("train", "test")}
-    return told | {key: counts[name] for key, name in groups.items() if name in counts}
+    return figures | {key: counts[name] for key, name in groups.items() if name in counts}
 
 
 def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:

@@ -150,7 +150,7 @@ class Hospital:
             self.policy.machine.uphold("max-memory-gb", copied)
         return replace(self, data=whole.images_at(task, arrived), whole=whole, task=task)
 
-    def everyone(self) -> Samples:
+    def images_of_all(self) -> Samples:
         """The training images of all simulated hospitals, of all tasks up to this one.
 
         Raises:

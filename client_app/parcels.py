@@ -187,18 +187,18 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         raise ParcelError(f"The model of '{label.lineage}' has other classes than its label.")
 
 
-def _buffer(request: Request, whose: str, hash_: str) -> Samples:
+def _buffer(request: Request, maker: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
     record = sent or _load_kept(hospital, f"buffers/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
-    opened = request.seal.open_buffer(record, whose) if request.seal else record
+    opened = request.seal.open_buffer(record, maker) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
-    log_once(f"The buffer of {whose!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
-    note_dossier(request.run, whose, dossier_hash(opened))
+    log_once(f"The buffer of {maker!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
+    note_dossier(request.run, maker, dossier_hash(opened))
     if sent:
         keep_buffer(hospital, hash_, sent)
     return samples.to(hospital.device)

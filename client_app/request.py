@@ -153,11 +153,13 @@ class Request(Inquiry):
         """
         policy = self.hospital.policy
         withheld = policy.figures.withheld if policy else ()
-        told: dict[str, Any] = {**metrics, **self.clock.seconds}
+        leaving: dict[str, Any] = {**metrics, **self.clock.seconds}
         if withheld:
             log_once(f"Withheld by the policy: {', '.join(withheld)}.")
-            told = {key: value for key, value in told.items() if not _names(key) & {*withheld}}
-        content = RecordDict({**(parcel or {}), "metrics": MetricRecord(told)})
+            leaving = {
+                key: value for key, value in leaving.items() if not _names(key) & {*withheld}
+            }
+        content = RecordDict({**(parcel or {}), "metrics": MetricRecord(leaving)})
         if card:
             content["card"] = ConfigRecord({**card})
         return Message(content, reply_to=self.message)

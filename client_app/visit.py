@@ -23,7 +23,7 @@ from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
-from learning.learners.prototypes import FedSpace, as_rotation_network
+from learning.learners.prototypes import FedSpace, require_rotation_network
 from learning.learners.sums import Sums
 from learning.packing import pack_memory, pack_optimizer
 from learning.samples import Samples
@@ -57,11 +57,11 @@ def train_here(message: Message, context: Context) -> Message:
     visit = Visit(request)
     metrics = visit.train()
     visit.attack()
-    told = visit.tell(metrics)
-    told |= visit.embed()
+    figures = visit.tell(metrics)
+    figures |= visit.embed()
     parcel = visit.pack()
-    visit.keep(parcel, told)
-    return visit.request.answer(told, visit.content(parcel))
+    visit.keep(parcel, figures)
+    return visit.request.answer(figures, visit.content(parcel))
 
 
 class Visit:
@@ -149,38 +149,38 @@ class Visit:
         """
         self.disclosure = open_disclosure(self.request)
         model = self.disclosure.fingerprint(self.network, self.label)
-        told = {**metrics, "num-examples": self.disclosure.weight(metrics["num-examples"])}
+        figures = {**metrics, "num-examples": self.disclosure.weight(metrics["num-examples"])}
         sums = isinstance(self.learner, FedSpace) and len(self.memory) > 0
         if isinstance(self.disclosure, Noised):
-            told.pop("train-loss")
+            figures.pop("train-loss")
             self.memory = {} if sums else self.memory
         try:
             self.disclosure.admit(model)
         except PolicyError as error:  # the visit counts all the same
             logging.getLogger("flwr").error(error.explain())
         else:
-            told |= self._measure(model, sums)
+            figures |= self._measure(model, sums)
         if self.alone:
             Details(self.disclosure).keep_alone(self.network, self.label)
         if self.memory:
             self.beside["memory"] = pack_memory(self.memory)
         if self.learner.optimizer:
             self.beside["optimizer"] = pack_optimizer(self.learner.optimizer)
-        return told
+        return figures
 
     def embed(self) -> dict[str, float]:
         """Put embeddings beside the model, if they were ordered; returns their figures."""
         if not self.request.order.embeddings:
             return {}
-        sent, told = pack_embeddings(self.request, self.learner, self.disclosure)
+        sent, figures = pack_embeddings(self.request, self.learner, self.disclosure)
         self.beside |= sent
-        return told
+        return figures
 
     def pack(self) -> RecordDict:
         """The parcel that leaves."""
         return pack(self.request, self.network, self.label, self.beside)
 
-    def keep(self, parcel: RecordDict, told: Mapping[str, float]) -> None:
+    def keep(self, parcel: RecordDict, figures: Mapping[str, float]) -> None:
         """Keep the local layers, the hospital's own copies of models, and a stream's images."""
         request = self.request
         keep_local(request, self.network)
@@ -188,7 +188,7 @@ class Visit:
             label = Manifest.read(parcel)  # with the hashes
             if self.alone:
                 keep_own(self.disclosure, self.network, label)
-            keep_visit(self.disclosure, self.network, label, told)
+            keep_visit(self.disclosure, self.network, label, figures)
         if rehearsal := self.learner.rehearsal():
             arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
             Kept(request.run, "rehearsal").save(request.visit, arrays)
@@ -203,21 +203,23 @@ class Visit:
     def _measure(self, model: str, sums: bool) -> dict[str, float]:
         """The figures of a counted model. With `sums`, noised prototypes become the memory."""
         request, disclosure = self.request, self.disclosure
-        told: dict[str, float] = {}
+        figures: dict[str, float] = {}
         with request.clock.measure("evaluate"):
             if isinstance(disclosure, Noised):
                 # DP-SGD's guarantee does not cover them.
                 if not request.hospital.settings.train.dp.noise_multiplier:
-                    told |= disclosure.loss_figures(model, self.network)
+                    figures |= disclosure.loss_figures(model, self.network)
                 if sums and request.order.images == "own":
-                    self.memory = disclosure.prototypes(model, as_rotation_network(self.network))
+                    self.memory = disclosure.prototypes(
+                        model, require_rotation_network(self.network)
+                    )
             if request.order.test:
                 images = request.hospital.data.test.images
                 scores = probabilities(self.network, images, request.clock.deadline)
                 own = disclosure.test_figures(model, scores)
                 if "accuracy" in own:
-                    told["accuracy-after-visit"] = own["accuracy"]
-        return told
+                    figures["accuracy-after-visit"] = own["accuracy"]
+        return figures
 
     def _keep_snapshot(self, epoch: int) -> None:
         if self.request.order.snapshots and epoch < self.request.order.epochs:
@@ -285,7 +287,7 @@ def _images(request: Request) -> Samples:
     if request.order.images == "own":
         return own
     if request.order.images == "everyone":
-        return hospital.everyone()
+        return hospital.images_of_all()
     if request.order.images == "public":
         images = hospital.public(request.learner.archive)
         if int(images.labels.max()) >= len(hospital.data.classes):

@@ -61,7 +61,7 @@ def page(source: str) -> tuple[str, set[str]]:
     """
     path, links = ROOT / source, set()
 
-    def moved(link: re.Match[str]) -> str:
+    def relocate(link: re.Match[str]) -> str:
         target = normpath(PurePosixPath(source).parent / link[1])
         if target.startswith("..") or not (ROOT / target).exists():
             raise ValueError(f"{source} links to {link[1]}, which is not there.")
@@ -73,7 +73,7 @@ def page(source: str) -> tuple[str, set[str]]:
         return f"# {source}/\n\n" + "".join(f"- `{name}`\n" for name in names), links
     text = path.read_text("utf-8")
     if path.suffix == ".md":
-        return LINK.sub(moved, text), links
+        return LINK.sub(relocate, text), links
     language = LANGUAGES.get(path.suffix, "text")
     return f"# {source}\n\n````{language}\n{text}````\n", links
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from gan.adversaries import Adversaries
 from gan.presets import Preset
 from gan.schedule import Check, Standing
-from gan.synthesis import balanced_labels, in_parts, render, save_grid
+from gan.synthesis import balanced_labels, render, render_parts, save_grid
 
 SHOWN, SHOWN_PIXELS = 160, 2**20  # most images, and pixels, in a picture of the progress
 COLUMNS = 16  # images in its row
@@ -48,7 +48,7 @@ class Checks:
             count = self.preset.fid_images
             spread = torch.arange(count) * len(self.labels) // count
             judged = self.labels.sort().values[spread]
-            score = self.frechet(in_parts(partial(render, networks.average), judged, self.seed))
+            score = self.frechet(render_parts(partial(render, networks.average), judged, self.seed))
         if not math.isfinite(score):
             raise FloatingPointError(
                 f"The GAN failed in phase {standing.phase} before iteration {standing.iteration}: "

@@ -121,7 +121,7 @@ class Source:
             start = mean_w(self.generator, self.labels[own], seed=self.seed)
             for index, rows in enumerate(own.split(BLOCK)):
                 name = f"projection-{again}-{label}-{index}"
-                kept = self.once(name, self._project, rows, start, self.seed + again)
+                kept = self.make_once(name, self._project, rows, start, self.seed + again)
                 for name, whole in vars(found).items():
                     whole[rows] = kept[name]
         return found
@@ -144,7 +144,7 @@ class Source:
         )
         return vars(found)
 
-    def once(
+    def make_once(
         self, name: str, make: Callable[..., Mapping[str, Tensor]], *given: object
     ) -> dict[str, Tensor]:
         """The result of `make`, from the file of that name if an earlier call has kept it.

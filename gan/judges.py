@@ -67,7 +67,7 @@ def _train_once(source: Source, name: str, images: Tensor, labels: Tensor) -> Ju
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
         judge = Judge(effort.network, images.shape[1], int(labels.max()) + 1).to(images.device)
-    kept = source.once(f"judge-{name}", train, judge, images, labels, source)
+    kept = source.make_once(f"judge-{name}", train, judge, images, labels, source)
     judge.load_state_dict(kept)
     return judge.requires_grad_(False).eval()
 

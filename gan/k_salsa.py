@@ -46,9 +46,11 @@ class Averages(CodeSet):
         """The codes of a class."""
         own = self.projection.w[rows]
         made = []
-        for index, members in enumerate(same_size(torch.cdist(own, own), min(self.k, len(rows)))):
+        for index, members in enumerate(
+            group_equally(torch.cdist(own, own), min(self.k, len(rows)))
+        ):
             name = f"average-{self.k}-{label}-{index}"
-            made.append(self.source.once(name, self._average, rows[members])["w"])
+            made.append(self.source.make_once(name, self._average, rows[members])["w"])
         return torch.stack(made)
 
     def _average(self, members: Tensor) -> dict[str, Tensor]:
@@ -86,7 +88,7 @@ class Blind(Averages):
     def clusters(self) -> list[Tensor]:
         """The indices int64 [k] of each cluster."""
         w = self.projection.w
-        return same_size(torch.cdist(w, w), min(self.k, len(w)))
+        return group_equally(torch.cdist(w, w), min(self.k, len(w)))
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
         """The codes of a class."""
@@ -95,13 +97,15 @@ class Blind(Averages):
         own = (counts.argmax(dim=1) == label).nonzero().flatten()
         own = own if len(own) else counts[:, label].argmax(dim=0, keepdim=True)
         made = [
-            self.source.once(f"average-{self.k}-blind-{i}", self._average, self.clusters[i])["w"]
+            self.source.make_once(f"average-{self.k}-blind-{i}", self._average, self.clusters[i])[
+                "w"
+            ]
             for i in own.tolist()
         ]
         return torch.stack(made)
 
 
-def same_size(far: Tensor, k: int) -> list[Tensor]:
+def group_equally(far: Tensor, k: int) -> list[Tensor]:
     """Cut images into clusters of k by their distances [n, n]; n mod k images are in none.
 
     The image with the largest sum of distances to the remaining images, and its k - 1 nearest

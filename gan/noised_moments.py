@@ -194,8 +194,8 @@ def release(
 
 def weights_of(patients: NDArray[Any]) -> NDArray[np.float64]:
     """The weight of each image [N] in steps of 1 / WEIGHT; at most 1 in sum for a patient."""
-    _, whose, numbers = np.unique(patients, return_inverse=True, return_counts=True)
-    return np.asarray(WEIGHT // numbers[whose], dtype=np.float64)
+    _, places, numbers = np.unique(patients, return_inverse=True, return_counts=True)
+    return np.asarray(WEIGHT // numbers[places], dtype=np.float64)
 
 
 def certain_classes(counts: NDArray[np.float64], fewest: int, noise: float) -> NDArray[np.int64]:

@@ -95,7 +95,7 @@ class Paths(Lines):
     def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
         """The points [T, D] of a path between two codes [D] of a class."""
         name = f"{self.name}-{label}-{index}"
-        return self.source.once(name, self._walk, first, last, label)["w"]
+        return self.source.make_once(name, self._walk, first, last, label)["w"]
 
     def _walk(self, first: Tensor, last: Tensor, label: int) -> dict[str, Tensor]:
         straight = super().points(first, last, label, 0)

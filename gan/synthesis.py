@@ -22,7 +22,7 @@ def balanced_labels(count: int, present: Tensor) -> Tensor:
     return classes.repeat(count // len(classes) + 1)[:count]
 
 
-def in_parts(
+def render_parts(
     render_some: Callable[[Tensor, int], Tensor], labels: Tensor, seed: int
 ) -> Iterator[Tensor]:
     """Images of classes int64 [n] in parts, so that memory holds a part of them; each has a seed.

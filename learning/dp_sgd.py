@@ -37,8 +37,8 @@ class Plan:
     def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """The images of a step: one of each drawn patient."""
         order = rng.permutation(len(self.owners))
-        whose, first = np.unique(self.owners[order], return_index=True)
-        return np.asarray(order[first[rng.random(len(whose)) < self.rate]])
+        patients, first = np.unique(self.owners[order], return_index=True)
+        return np.asarray(order[first[rng.random(len(patients)) < self.rate]])
 
 
 def check_network(network: nn.Module) -> None:

@@ -22,7 +22,7 @@ from learning.errors import ModelError
 from learning.models import Architecture
 from learning.packing import check_layout
 from strategies.protocol.code import code_hash
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings
@@ -246,7 +246,7 @@ def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
         OSError: It cannot be written.
     """
     if find_spec("onnxscript") is None:
-        raise ModelError(f"To write ONNX, install the extra: {installing('onnx')}.")
+        raise ModelError(f"To write ONNX, install the extra: {install_command('onnx')}.")
     shape = manifest.network
     images = torch.zeros(2, shape.channels, shape.height, shape.width, dtype=torch.uint8)
     program = torch.onnx.export(

@@ -102,8 +102,8 @@ def _training_lines(manifest: ModelManifest) -> Iterator[str]:
     else:
         yield "No hospital has trained it."
     for images, visits in Counter(places.values()).items():
-        whose = NOT_OWN.get(images, _plain(images))
-        yield f"At {visits} of these visits it was trained on {whose}."
+        source = NOT_OWN.get(images, _plain(images))
+        yield f"At {visits} of these visits it was trained on {source}."
     if "everyone" in places.values():
         trainers = set(manifest.images)
     if lent := Counter(each.partition("=")[2] for each in manifest.replayed):

@@ -125,7 +125,9 @@ def unpack_network(
     """
     model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
     arrived = {name: values_of(array) for name, array in model.items()}
-    state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
+    state = {
+        name: _to_32_bits(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()
+    }
     what = f"The model of lineage '{manifest.lineage}'"
     check_layout(state, layout(manifest.architecture), what)
     _check_sound(state, what)
@@ -135,7 +137,7 @@ def unpack_network(
     return network
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _to_32_bits(tensor: Tensor) -> Tensor:
     """A tensor, in 32 bits if it travelled in 16."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 

@@ -63,7 +63,7 @@ class Sums:
     def _map(self, change: Callable[[Tensor, Tensor], Tensor], other: "Sums") -> "Sums":
         return Sums(**{name: change(own, vars(other)[name]) for name, own in vars(self).items()})
 
-    def only(self, classes: Tensor) -> "Sums":
+    def select(self, classes: Tensor) -> "Sums":
         """The sums of some classes, bool [K]; those of other classes are 0."""
         return self._map(lambda own, _: own * classes.view(-1, *[1] * (own.dim() - 1)), self)
 

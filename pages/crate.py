@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 
 NAME = "ro-crate-metadata.json"
 PROFILES = {
@@ -75,7 +75,7 @@ def write_crate(folder: Path, contents: Contents, now: str) -> Path:
     try:
         from rocrate.rocrate import ROCrate
     except ImportError as error:
-        raise CrateError(f"A crate needs the extra 'crate': {installing('crate')}.") from error
+        raise CrateError(f"A crate needs the extra 'crate': {install_command('crate')}.") from error
     path = folder / NAME
     hashes = {name: _hash(folder / name) for name in contents.files}
     if path.exists():

@@ -11,7 +11,7 @@ from pages.verdicts.model import compare_with_own
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 CLASS = ("images", "right", "share right")
-AGAINST = ("sensitivity", "specificity")
+ONE_VS_REST = ("sensitivity", "specificity")
 
 
 def compared_cell(row: Assessment) -> object:
@@ -56,9 +56,9 @@ def class_cells(row: Assessment) -> list[object]:
     return [whole_number(row["images"]), whole_number(row["right"]), figure_cell(row["recall"])]
 
 
-def against_cells(row: Assessment) -> list[object]:
-    """Cells of one class of a row against all other classes, under `AGAINST`."""
-    return [figure_cell(row[key]) if row["images"] is not None else None for key in AGAINST]
+def one_vs_rest_cells(row: Assessment) -> list[object]:
+    """Cells of one class of a row against all other classes, under `ONE_VS_REST`."""
+    return [figure_cell(row[key]) if row["images"] is not None else None for key in ONE_VS_REST]
 
 
 def distinct_classes(classes: Sequence[str]) -> list[bool]:

@@ -28,9 +28,9 @@ class Check(NamedTuple):
     limit: str
     result: object
 
-    def about(self, noun: str) -> "Check":
+    def reword(self, noun: str) -> "Check":
         """The line for a buffer of `noun_of`."""
-        question, measured, limit = (named(each, noun) for each in self[:3])
+        question, measured, limit = (reword(each, noun) for each in self[:3])
         return Check(question, measured, limit, self.result)
 
 
@@ -51,7 +51,7 @@ def release_checks(
     `attacked` is the outcome of attacks on its images, which stays at the hospital.
     """
     noun = noun_of(config)
-    rows = [each.about(noun) for each in check_rows(figures, config)]
+    rows = [each.reword(noun) for each in check_rows(figures, config)]
     if attacked is not None:
         rows += attack_checks(attacked, noun) or [Check(LEAK, "no attack was tried", "", LOOK)]
     return Checks(rows, [*remarks(figures)])
@@ -62,7 +62,7 @@ def noun_of(config: Mapping[str, Any]) -> str:
     return "vector" if config.get("train", {}).get("freeze") == "body" else "image"
 
 
-def named(text: str, noun: str) -> str:
+def reword(text: str, noun: str) -> str:
     """A text about a buffer of images, for a buffer of `noun_of`."""
     return (
         text
@@ -90,7 +90,7 @@ def attack_checks(attacked: Mapping[str, Any], noun: str) -> list[Check]:
             UNABLE if noticed is None else PASS,
         ),
     ]
-    return [each.about(noun) for each in rows]
+    return [each.reword(noun) for each in rows]
 
 
 def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:

@@ -63,7 +63,7 @@ def text(comparison: Comparison) -> str:
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
     if comparison.noised_methods:
         parts.append(_wrap(describe_noise(comparison.noised_methods), ""))
-    if unlike := comparison.unlike_settings:
+    if unlike := comparison.different_settings:
         lines = [_wrap(f"{kind}: {key} – {values}") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
     if comparison.left_out:

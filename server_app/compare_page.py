@@ -31,7 +31,7 @@ def page(comparison: Comparison) -> str:
         about=ABOUT,
         apart=APART,
         noised=describe_noise(comparison.noised_methods) if comparison.noised_methods else "",
-        unlike=comparison.unlike_settings,
+        unlike=comparison.different_settings,
         left_out=[[each.path, each.reason] for each in comparison.left_out],
         methods=[method.title for method in methods],
         figures=[_figure(comparison, each) for each in measured],

@@ -248,7 +248,7 @@ class Comparison:
         return [Difference(*each, column.most) for each in pairs]
 
     @property
-    def unlike_settings(self) -> list[tuple[str, str, str]]:
+    def different_settings(self) -> list[tuple[str, str, str]]:
         """The differences between methods in common settings: kind, key, and values."""
         keys = dict.fromkeys(key for method in self.methods for key in method.facts)
         rows = []
@@ -276,11 +276,11 @@ class Comparison:
             )
             for a, b in self.pairs
             for repeat in a.runs.keys() & b.runs.keys()
-            if not _same_images(a.runs[repeat], b.runs[repeat])
+            if not _have_same_images(a.runs[repeat], b.runs[repeat])
         ]
 
 
-def _same_images(first: CompletedRun, second: CompletedRun) -> bool:
+def _have_same_images(first: CompletedRun, second: CompletedRun) -> bool:
     common = first.images.keys() & second.images.keys()
     pairs = [(first.images[hospital], second.images[hospital]) for hospital in common]
     return all(one[key] == other[key] for one, other in pairs for key in one.keys() & other.keys())
@@ -291,7 +291,7 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
     for repeat in sorted(a.runs.keys() & b.runs.keys()):
         one, other = a.runs[repeat], b.runs[repeat]
         ours, theirs = (column.figure(run, hospital) for run in (one, other))
-        if isfinite(ours - theirs) and _same_images(one, other):
+        if isfinite(ours - theirs) and _have_same_images(one, other):
             found.setdefault(repeat[0], []).append(ours - theirs)
     return {seed: fmean(folds) for seed, folds in found.items()}
 

@@ -108,7 +108,7 @@ def _contents(
         version=summary.version,
         code=summary.code,
         images={h: _images(summary.data.get(h, {})) for h in summary.hospitals},
-        files={each: _about(each) for each in files},
+        files={each: _description(each) for each in files},
         inputs=[INPUT] if INPUT in files else [],
         makers={each: [*dict.fromkeys(label.visited)] for each, label in models.items()},
         checks=[
@@ -120,7 +120,7 @@ def _contents(
     )
 
 
-def _about(file: str) -> str:
+def _description(file: str) -> str:
     return next((text for end, text in ABOUT.items() if file.endswith(end)), "A file of the run.")
 
 

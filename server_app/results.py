@@ -50,7 +50,7 @@ from server_app.measures import Round, participants
 from server_app.report import render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
-from server_app.summary import Record, Summary, judge_beside, measure_round, summarise
+from server_app.summary import Record, Summary, judge_with_baseline, measure_round, summarise
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
@@ -380,7 +380,7 @@ class Results:
         events = self._all_events()
         summary = self._summarise(events, state.outputs, wall_seconds, error)
         if baseline:
-            summary = judge_beside(summary, baseline)
+            summary = judge_with_baseline(summary, baseline)
         self._config = describe(summary.data, self._settings.dataset) + self._config
         with replacing(self.path / "config.toml") as draft:
             draft.write_text(self._config, encoding="utf-8")

@@ -480,7 +480,7 @@ def summarise(run: Record) -> Summary:
     return Summary(**found | run.last_round.figures)
 
 
-def judge_beside(summary: Summary, baseline: Summary) -> Summary:
+def judge_with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """The summary with verdicts on the comparison of its models with a baseline's models."""
     held, theirs = (
         [row for row in each.assessments if row["held"] and row["balanced_accuracy"]]

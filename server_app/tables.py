@@ -54,7 +54,7 @@ def rounds(directory: str | Path) -> pd.DataFrame:
     }
     accuracies = enumerate(summary.tasks.get("accuracy", ()), 1)
     on_tasks = {f"task.{number}": values for number, values in accuracies}
-    with _same_lengths(directory):
+    with _check_lengths(directory):
         return pd.DataFrame({**history, **at_hospitals, **on_tasks}).set_index("round")
 
 
@@ -70,12 +70,12 @@ def tasks(directory: str | Path) -> pd.DataFrame:
     """
     matrix = Summary.read(directory).tasks.get("matrix", [])
     numbers = pd.RangeIndex(1, len(matrix) + 1, name="task")
-    with _same_lengths(directory):
+    with _check_lengths(directory):
         return pd.DataFrame(matrix, numbers, numbers.rename("on task"))
 
 
 @contextmanager
-def _same_lengths(directory: str | Path) -> Iterator[None]:
+def _check_lengths(directory: str | Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:

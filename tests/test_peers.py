@@ -1,4 +1,4 @@
-"""The benchmark beside other frameworks, without installing any."""
+"""The benchmark beside other frameworks, without install_command any."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers.__main__ import PeerFailed, beginnings, row_of, run_adapter
+from benchmarks.peers.__main__ import PeerFailed, round_starts, row_of, run_adapter
 from benchmarks.peers.ours import marks_of
 
 JOB = {"hospitals": 3, "rounds": 3, "batch_size": 16, "learning_rate": 0.1}
@@ -48,7 +48,7 @@ def test_our_events_become_marks_on_the_clock_of_the_others():
 
 
 def test_a_round_begins_with_its_first_mark():
-    assert beginnings([(1, 12.0), (0, 10.0), (1, 11.5), (0, 10.5), (2, 14.0)]) == [10, 11.5, 14]
+    assert round_starts([(1, 12.0), (0, 10.0), (1, 11.5), (0, 10.5), (2, 14.0)]) == [10, 11.5, 14]
 
 
 @pytest.mark.slow

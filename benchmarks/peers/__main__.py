@@ -243,7 +243,7 @@ def run_adapter(
         output = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
         raise PeerFailed(f"no result: {(output or ['no output'])[-1][:200]}")
     lines = (folder / "marks.jsonl").read_text("utf-8").splitlines()
-    starts = beginnings(map(json.loads, lines))
+    starts = round_starts(map(json.loads, lines))
     return {
         "seconds_per_round": median(later - sooner for sooner, later in pairwise(starts)),
         "start_up_seconds": starts[0] - began,
@@ -268,7 +268,7 @@ def end_processes(folder: Path) -> None:
                     os.kill(int(process.name), signal.SIGKILL)
 
 
-def beginnings(marks: Iterable[tuple[int, float]]) -> list[float]:
+def round_starts(marks: Iterable[tuple[int, float]]) -> list[float]:
     """The times at which rounds began. Of all marks of a round, the first one counts."""
     first: dict[int, float] = {}
     for number, when in sorted(marks, key=lambda mark: mark[1]):

@@ -102,7 +102,7 @@ class OwnLedger:
             return
         machine = _machine(self._config)
         with _open_to_write(self.path) as index:
-            if gone := index.forgotten(_run(self._message)):
+            if gone := index.find_missing(_run(self._message)):
                 raise OwnError("files", gone)
             refusal = index.make_room(machine, self._size)
         if refusal:

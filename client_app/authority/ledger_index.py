@@ -152,7 +152,7 @@ class Index:
                 row = (file, 0 if file == MEMBERS else path.stat().st_size, now)
                 self.rows.execute("REPLACE INTO kept VALUES (?, ?, ?)", row)
 
-    def forgotten(self, run: str) -> str:
+    def find_missing(self, run: str) -> str:
         """The first noted file that is missing or shorter, with the cure; empty if none is.
 
         Files of a run count in that run, and for a day in all other runs.

@@ -65,9 +65,9 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
             named = replace(settings, model=hospital.model)
             uphold(_weights_ruling(policy, named, hospital.data))
     if not joins:  # at enrolment the classes of the federation are unknown
-        hospital = hospital.select_task(order.task, order.so_far)
+        hospital = hospital.select_task(order.task, order.tasks_so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
-        hospital.everyone()  # refuses
+        hospital.images_of_all()  # refuses
     trains = verb.startswith("train") and order.images == "own"
     if joins or trains or (prepares and order.buffer_size):
         # By fractions, folds and tasks a server chooses the number of patients.

@@ -141,7 +141,7 @@ class Seal:
         ciphertext = ChaCha20Poly1305(key).encrypt(NONCE, file.getvalue(), None)
         public = ephemeral.public_key()
         keys = {
-            name: _wrapping(ephemeral.exchange(member.writing), public, member.writing)
+            name: _wrapping_cipher(ephemeral.exchange(member.writing), public, member.writing)
             .encrypt(NONCE, key, None)
             .hex()
             for name, member in self.members.items()
@@ -183,7 +183,7 @@ class Seal:
         try:
             public = X25519PublicKey.from_public_bytes(bytes.fromhex(head.ephemeral))
             shared = self.identity.reading.exchange(public)
-            wrapping = _wrapping(shared, public, self.identity.reading.public_key())
+            wrapping = _wrapping_cipher(shared, public, self.identity.reading.public_key())
             key = wrapping.decrypt(NONCE, bytes.fromhex(head.keys[own]), None)
             opened = ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None)
         except (InvalidTag, ValueError) as error:
@@ -254,7 +254,7 @@ def _bytes(record: ArrayRecord) -> bytes:
     return content
 
 
-def _wrapping(
+def _wrapping_cipher(
     shared: bytes, ephemeral: X25519PublicKey, recipient: X25519PublicKey
 ) -> ChaCha20Poly1305:
     """The cipher that wraps the key of a record for one recipient."""

@@ -105,7 +105,7 @@ def _check_ledger(path: Path) -> str:
         return "Ledger: none yet."
     try:
         with open_index(path) as index:
-            gone = index.forgotten("")
+            gone = index.find_missing("")
         newest = deque(read(path), maxlen=1)
     except (BrokenLedger, sqlite3.Error) as error:
         cure = f"Without a backup move {path.stem}.* to another folder, and keep them there."

@@ -21,7 +21,7 @@ from client_app.datasets.local import LocalData
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import cut
-from client_app.datasets.pool import Indices, LocalSamples, Pool, too_few, too_many
+from client_app.datasets.pool import Indices, LocalSamples, Pool, are_too_few, are_too_many
 from client_app.datasets.resize import Form
 from client_app.datasets.split import split
 from client_app.datasets.tasks import Tasks
@@ -88,7 +88,7 @@ def open_data(
     _check_spelling(pool, classes, "the federation")
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
-    if too_many(strange, len(own), settings.max_quarantined):
+    if are_too_many(strange, len(own), settings.max_quarantined):
         raise DataError(
             f"{strange} of {len(own)} images show none of the federation's classes "
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
@@ -96,12 +96,12 @@ def open_data(
     own = own[labels[own] >= 0]
     per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
     train, test = split(pool, labels, own, settings, hospital, per_class, secret)
-    if too_few(train, test) and hospitals == 1:
+    if are_too_few(train, test) and hospitals == 1:
         raise DataError(
             "There are too few images or patients: 2 images must be left to train on, and 1 of "
             "another patient to test on. Add some."
         )
-    if too_few(train, test):
+    if are_too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has too few images: it needs 2 to train on "
             "and 1 to test on. Use fewer hospitals, a larger partition-alpha, test-fraction or "

@@ -26,7 +26,7 @@ import PIL.ImageOps
 from numpy.typing import NDArray
 
 from client_app.datasets.unread import RAW, format_within
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 
 # Pillow knows more formats, but it hands some, such as EPS, to other programs.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -254,7 +254,9 @@ def _dicom(stream: IO[bytes]) -> _Opened:
             JPEG2000TransferSyntaxes,
         )
     except ImportError:
-        raise UnusableImage(f"is DICOM: install the extra with {installing('dicom')}") from None
+        raise UnusableImage(
+            f"is DICOM: install the extra with {install_command('dicom')}"
+        ) from None
 
     # The first bytes name the transfer syntax. pydicom would inflate the whole file to find it.
     if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
@@ -282,7 +284,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         if not get_decoder(syntax).is_available:
             raise UnusableImage(
                 f"is DICOM compressed as {syntax.name}: install the extra that decodes it with "
-                f"{installing('dicom')}"
+                f"{install_command('dicom')}"
             )
     except NotImplementedError:  # pydicom does not know this syntax
         raise UnusableImage(
@@ -428,7 +430,9 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         from nibabel.arrayproxy import ArrayProxy
         from nibabel.orientations import apply_orientation, io_orientation
     except ImportError:
-        raise UnusableImage(f"is NIfTI: install the extra with {installing('nifti')}") from None
+        raise UnusableImage(
+            f"is NIfTI: install the extra with {install_command('nifti')}"
+        ) from None
 
     one = start[344:348] == b"n+1\0"
     about = Nifti1Header(start[:348], check=False) if one else Nifti2Header(start, check=False)

@@ -35,7 +35,7 @@ from client_app.authority.limits import check_disk, decoding_threads
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import Header, UnusableImage, read_file, read_header, read_pixels
 from client_app.datasets.listing import Entry
-from client_app.datasets.resize import Form, one_size
+from client_app.datasets.resize import Form, common_size
 from strategies.protocol.console import Pace
 
 SCHEMA = """
@@ -322,7 +322,7 @@ def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
     channels = max([1, form.channels, *(header.channels for header in headers)])
     if form.size:
         return channels, form.size, form.size
-    height, width = one_size("of the hospital", ((each.height, each.width) for each in headers))
+    height, width = common_size("of the hospital", ((each.height, each.width) for each in headers))
     return channels, height, width
 
 

@@ -17,7 +17,7 @@ from client_app.datasets.files import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
-from client_app.datasets.pool import Pool, too_many
+from client_app.datasets.pool import Pool, are_too_many
 from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
@@ -105,7 +105,7 @@ class Survey:
     def findings(self, max_quarantined: float, known: Sequence[str] = ()) -> Iterator[Finding]:
         """Yield the problems that show without the pixels; see `check_classes`."""
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
-        if too_many(unusable, total, max_quarantined):
+        if are_too_many(unusable, total, max_quarantined):
             yield Finding(
                 "unusable-images",
                 f"{unusable} of {total} images cannot be used; the setting 'max-quarantined' "

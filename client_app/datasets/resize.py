@@ -80,15 +80,15 @@ def stack(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     Raises:
         DataError: The images differ in size.
     """
-    height, width = one_size(f"of '{source}'", (image.shape[1:] for image in images))
+    height, width = common_size(f"of '{source}'", (image.shape[1:] for image in images))
     channels = max(len(image) for image in images)  # grey among colour: three equal channels
     return np.stack([np.broadcast_to(image, (channels, height, width)) for image in images])
 
 
-def one_size(whose: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def common_size(source: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The (height, width) that all images have; (0, 0) if there are none.
 
-    The error names the owner of the images (`whose`): "of 'npz:...'".
+    The error names the owner of the images (`source`): "of 'npz:...'".
 
     Raises:
         DataError: The sizes differ.
@@ -97,7 +97,7 @@ def one_size(whose: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     if len(found) > 1:
         smallest, largest = (f"{width} x {height}" for height, width in (found[0], found[-1]))
         raise DataError(
-            f"The images {whose} have {len(found)} sizes, from {smallest} to {largest} pixels: "
+            f"The images {source} have {len(found)} sizes, from {smallest} to {largest} pixels: "
             "give the setting 'image-size' a value above 0."
         )
     return found[0] if found else (0, 0)

@@ -172,7 +172,9 @@ class Details:
         disclosure = self.disclosure
         if (outputs := outputs or self.alone_outputs()) is None:
             return {}
-        if tasks := disclosure.request.order.so_far:  # these tasks decide the possible answers
+        if (
+            tasks := disclosure.request.order.tasks_so_far
+        ):  # these tasks decide the possible answers
             outputs = replace(outputs, model=fingerprint([outputs.model, tasks]))
         try:
             disclosure.admit(outputs.model)
@@ -299,7 +301,7 @@ class Details:
         sureness = Sureness(outcome, None if noised else Bootstrap.draw(outcome, drawn))
         tables = self._tables(outputs.model, outcome)
         estimates = {
-            name: self._sure(sureness, name, share, tables).widen(share, tables.noise[name])
+            name: self._estimate(sureness, name, share, tables).widen(share, tables.noise[name])
             for name, share in tables.shares.items()
         }
         recalls = [
@@ -339,7 +341,7 @@ class Details:
         counts = {"num-patients": float(len(np.unique(self._patients))), **of_class}
         return {name: self.disclosure.round_count(count) for name, count in counts.items()}
 
-    def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
+    def _estimate(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:
             return sureness.estimate_calibration_error(share)
         if name.startswith(IN_BIN) and self._noised:  # the model decides the images in a bin

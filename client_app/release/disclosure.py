@@ -123,7 +123,7 @@ class Disclosure(ABC):
         """
         data = self.data
         asked = f"{data.test.fingerprint} {data.train.fingerprint} {label.architecture}"
-        asked += f" {self.request.order.so_far}"  # these tasks decide the possible answers
+        asked += f" {self.request.order.tasks_so_far}"  # these tasks decide the possible answers
         digest = hashlib.sha256(asked.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
@@ -178,7 +178,7 @@ class Disclosure(ABC):
             if label.lineage not in seal.members:
                 raise ParcelError(f"No member is called '{label.lineage:.80}', like the lineage.")
             check_newest(self.request.run, label, tested=True)
-            tasks = self.request.order.so_far  # the tasks decide the test images
+            tasks = self.request.order.tasks_so_far  # the tasks decide the test images
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
         if place or self.most is not None:
             ModelCount(self.request.run).add(model, place, self.most)
@@ -229,7 +229,7 @@ class Disclosure(ABC):
 
     def _mask_future_classes(self, scores: Tensor) -> Tensor:
         """Scores [n, K] that exclude classes of later tasks as answers."""
-        tasks = self.request.order.so_far
+        tasks = self.request.order.tasks_so_far
         if self.data.output_tasks is None or not tasks:
             return scores
         here = np.isin(self.data.output_tasks, tasks)

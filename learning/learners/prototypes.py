@@ -73,7 +73,7 @@ class Pass(Learner):
             ModelError: The network has no outputs for rotated images.
             ParcelError: The kept prototypes have features of another network.
         """
-        self.network = as_rotation_network(self.model)
+        self.network = require_rotation_network(self.model)
         none = self._empty_prototypes()
         self.kept = self.received.rehearsal or none
         check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
@@ -137,7 +137,7 @@ class Pass(Learner):
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without outputs for rotated images."""
-        as_rotation_network(model)
+        require_rotation_network(model)
 
 
 class FedSpace(Pass):
@@ -178,7 +178,7 @@ class FedSpace(Pass):
         return self.new_prototypes | {"radius": self.rehearsal()["radius"]}
 
 
-def as_rotation_network(model: nn.Module) -> RotationNetwork:
+def require_rotation_network(model: nn.Module) -> RotationNetwork:
     """The network, as one with outputs for rotated images.
 
     Raises:

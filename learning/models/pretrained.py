@@ -33,7 +33,7 @@ from learning.models.preprocessing import (
 from learning.models.saliency import SER_NETWORKS, SaliencyNetwork, backbone_of
 from learning.models.timm_model import TIMM, timm_config
 from learning.models.torchvision_model import published_weights
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our networks do not have
 
@@ -133,7 +133,7 @@ def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
     if package is None or package.origin is None:
         raise ModelError(
             f"The package of '{LITE0}' (setting 'pretrained') is missing: install the extra "
-            f"({installing('weights')})."
+            f"({install_command('weights')})."
         )
     found = _file(Path(package.origin).parent / "models" / "efficientnet-lite0-57934424.pth")
     return dict(zip(network.state_dict(), found.values(), strict=True))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from learning.errors import ModelError
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -28,7 +28,7 @@ def timm_config(name: str) -> Any:
     if find_spec("timm") is None:
         raise ModelError(
             f"The model {name!r} is one of the library timm: install the extra "
-            f"({installing('timm')})."
+            f"({install_command('timm')})."
         )
     import timm
 

@@ -65,11 +65,11 @@ def judge_run(
     found = []
     if held:
         silent = sorted({*holders} - {row["hospital"] for row in held})
-        whose = "hospitals, the model that the hospital holds"
-        found.append(_compare_chance("At", whose, headline, held, silent))
+        noun = "hospitals, the model that the hospital holds"
+        found.append(_compare_chance("At", noun, headline, held, silent))
     if everywhere:
-        whose = "tested pairs of model and hospital, the model"
-        found.append(_compare_chance("Everywhere: in", whose, everywhere, tests, ()))
+        noun = "tested pairs of model and hospital, the model"
+        found.append(_compare_chance("Everywhere: in", noun, everywhere, tests, ()))
     found += [verdict("note", _noise(own), "noise")] if noised else compare_largest_class(own)
     if not noised and isnan(headline["low"]):
         return found
@@ -85,7 +85,7 @@ def judge_run(
 
 def _compare_chance(
     where: str,
-    whose: str,
+    noun: str,
     mean: Figure,
     rows: Sequence[Assessment],
     silent: Sequence[str],
@@ -93,12 +93,12 @@ def _compare_chance(
     """The verdict on the models beside chance, with their mean and the worst pair."""
     judgement, same, least = judge_all(rows), mean_chance(rows), worst_pair(rows)
     shown = sum(judge(row) == "good" for row in rows)
-    text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
+    text = f"{where} {shown} of {len(rows) + len(silent)} {noun} is shown to be better than chance"
     if is_noised(rows):
         text += " by figures with noise"
     if judgement == "note" and not shown:
         text = (
-            f"{where} {len(rows)} {whose} was tested; whether it is better than chance is not known"
+            f"{where} {len(rows)} {noun} was tested; whether it is better than chance is not known"
         )
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
@@ -151,11 +151,11 @@ def _gain(
     if places > 1:
         lowest_gain = number(lowest["gain"], signed=True)
         where = f"mean over {places} hospitals; lowest {lowest_gain} {where}"
-    whose = "the model that a hospital holds" if rows[0]["held"] else "a model"
+    noun = "the model that a hospital holds" if rows[0]["held"] else "a model"
     yield verdict(
         judgement,
         f"{text}: {number(gain, signed=True)} in balanced accuracy"
-        f"{' of the reported classes' if partly else ''}, {whose} after round {round_} beside "
+        f"{' of the reported classes' if partly else ''}, {noun} after round {round_} beside "
         f"the hospital's own before the first hand-off, {where}.",
         hospital=lowest["hospital"],
         model=lowest["model"],

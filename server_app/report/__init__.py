@@ -18,7 +18,7 @@ from flwr.common.config import flatten_dict
 from pages import page
 from pages.figures import is_noised
 from pages.pictures import Strip
-from pages.release_view import named, noun_of
+from pages.release_view import noun_of, reword
 from pages.verdicts.model import mean_chance, missing_classes
 from pages.verdicts.run import texts
 from server_app.report import data, embeddings, method, operation, privacy, tasks, timing, worth
@@ -73,7 +73,7 @@ def render(
         title_of(name, summary),
         live=live,
         summary=summary,
-        sentence=QUEUES if queues else named(_method(summary.strategy)[1], noun_of(config)),
+        sentence=QUEUES if queues else reword(_method(summary.strategy)[1], noun_of(config)),
         facts=_facts(name, summary),
         noise=texts(summary.worth, "noise"),
         noised=isfinite(summary.noise),

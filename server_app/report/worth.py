@@ -10,15 +10,15 @@ from typing import Any
 from pages import plots
 from pages.figures import Assessment, Figure, Z, size
 from pages.figures_view import (
-    AGAINST,
     CLASS,
-    against_cells,
+    ONE_VS_REST,
     class_cells,
     compared_cell,
     confusion,
     distinct_classes,
     figure_cell,
     largest_class_cell,
+    one_vs_rest_cells,
     reliability,
     size_cell,
     span,
@@ -149,13 +149,13 @@ def _class(name: str, at: Mapping[str, Assessment], against: bool) -> dict[str, 
     """The share right of one class at each hospital; `against` adds it against all others."""
     lanes = [Lane(hospital, [span(row["recall"])]) for hospital, row in at.items()]
     drawn = plots.spans(f"Share of class {name} that is right, by hospital", lanes)
-    more = AGAINST if against else ()
+    more = ONE_VS_REST if against else ()
     return {
         "name": name,
         "drawn": drawn if any(row["recall"] for row in at.values()) else None,
         "head": ["hospital", *CLASS, *more],
         "rows": [
-            [hospital, *class_cells(row), *(against_cells(row) if against else ())]
+            [hospital, *class_cells(row), *(one_vs_rest_cells(row) if against else ())]
             for hospital, row in at.items()
         ],
     }

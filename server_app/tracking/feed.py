@@ -21,7 +21,7 @@ from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event
-from strategies.protocol.extras import installing
+from strategies.protocol.extras import install_command
 from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require
 
@@ -131,7 +131,7 @@ def check(settings: Settings) -> None:
         if find_spec(name) is None:
             raise SettingsError(
                 f"{start}, and {name} is not installed here: install it with "
-                f"{installing(name)}, or set tracking=''."
+                f"{install_command(name)}, or set tracking=''."
             )
         try:
             log(INFO, "Figures of each round go to %s", redact(tracker.check()))

@@ -239,7 +239,7 @@ class Exchange(Generic[AboutT]):
         self._looked = time.monotonic()
 
     @property
-    def later(self) -> Collection[str]:
+    def joining_later(self) -> Collection[str]:
         """The hospitals that take no part yet, though they may be connected."""
         return ()
 

@@ -82,7 +82,7 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        check_ready(self.run, enrol(self.run, self.exchange.later))
+        check_ready(self.run, enrol(self.run, self.exchange.joining_later))
         log(INFO, "%d rounds at %s", rounds, join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)
@@ -94,7 +94,7 @@ class Engine:
             state.round, state.hop, state.after_visits = state.round + 1, 0, {}
             self.keep(state)
             if state.round <= rounds and not state.under_way:
-                enrol(self.run, self.exchange.later)
+                enrol(self.run, self.exchange.joining_later)
             self.asked.clear()
         if not any(model.round for model in state.models.values()):
             raise RunError("No hospital has trained any model; see the failures above.")
@@ -220,7 +220,7 @@ class Engine:
             epochs=visit.epochs,
             leg=visit.leg,
             images=visit.images,
-            replay=[f"{whose}={state.buffer_hash(whose)}" for whose in visit.replay],
+            replay=[f"{maker}={state.buffer_hash(maker)}" for maker in visit.replay],
             embeddings=visit.embeddings,
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
@@ -236,8 +236,8 @@ class Engine:
         """The model, and the buffers and the encoder that its hospital does not hold yet."""
         state, visit = self.state, ordered.visit
         buffers = {
-            f"{hash_}/buffer": state.shelf.get(state.buffers[whose])["buffer"]
-            for whose, hash_ in ordered.order.hash_of.items()
+            f"{hash_}/buffer": state.shelf.get(state.buffers[maker])["buffer"]
+            for maker, hash_ in ordered.order.hash_of.items()
             if (visit.hospital, hash_) not in state.delivered
         }
         encoder = state.undelivered_encoder(visit.hospital)
@@ -334,7 +334,7 @@ class Engine:
 
     def _join(self, hospital: str) -> None:
         """Enrol a hospital that joined at this point of the replayed run."""
-        enrol(self.run, self.exchange.later)
+        enrol(self.run, self.exchange.joining_later)
         if hospital not in self.state.nodes:
             raise RunError(
                 f"In the record of async.replay '{hospital}' joins next, here it does not: is it "

@@ -91,7 +91,7 @@ class Replayed(InVirtualTime):
         self.state, self.turns = state, turns
 
     @property
-    def later(self) -> Collection[str]:
+    def joining_later(self) -> Collection[str]:
         """The hospitals that join later in the record."""
         turns = self.turns[self.state.replayed :]
         return {turn.hospital for turn in turns if turn.verb == "query.enrol"}

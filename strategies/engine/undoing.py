@@ -56,8 +56,8 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
 def maker_of(run: Run, parcel: str) -> str:
     """The maker of a copy: the hospital that trained it last or began the lineage, or `SERVER`."""
     label = run.state.shelf.label(parcel)
-    whose = SERVER if label.lineage == GLOBAL else label.lineage
-    return label.visited[-1] if label.visited else whose
+    owner = SERVER if label.lineage == GLOBAL else label.lineage
+    return label.visited[-1] if label.visited else owner
 
 
 def undo_tested(run: Run) -> list[str]:

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-def installing(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command that adds an extra to this environment, for a message.
 
     `uv sync` removes packages of other extras, unless it is inexact. `uv tool` has environments of

@@ -11,7 +11,7 @@ from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, find_record, from_record
 
-MOST_TASKS = 100_000  # `so_far` lists them
+MOST_TASKS = 100_000  # `tasks_so_far` lists them
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Order:
         return order
 
     @property
-    def so_far(self) -> list[int]:
+    def tasks_so_far(self) -> list[int]:
         """The tasks whose test images are there; empty if all images are."""
         return self.arrived or [*range(1, self.task + 1)]
 
@@ -103,9 +103,9 @@ class Order:
             ParcelError: An entry is not a hospital and a hash.
         """
         buffers = _pairs(self.replay, "=")
-        for whose, hash_ in buffers.items():
+        for maker, hash_ in buffers.items():
             if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
-                raise ParcelError(f"The buffer of '{whose}' has {hash_[:80]!r} as its hash.")
+                raise ParcelError(f"The buffer of '{maker}' has {hash_[:80]!r} as its hash.")
         return buffers
 
     @property

@@ -87,11 +87,11 @@ class Manifest:
                 f"The parcel has format {manifest.format}, this is format {FORMAT}: "
                 "run the same version of fedhandoff everywhere."
             )
-        if wrong := manifest._wrong():
+        if wrong := manifest._flaw():
             raise ParcelError(f"'{wrong}' of the manifest has an impossible value.")
         return manifest
 
-    def _wrong(self) -> str:
+    def _flaw(self) -> str:
         """The first field with an impossible value; empty if there is none."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
         hashed = {name for name, _ in _pairs(self.hashes)}
@@ -124,7 +124,7 @@ class Manifest:
             hop=order.hop,
             epochs=order.epochs,
             visited=[*self.visited, order.hospital],
-            replayed=[*self.replayed, *(f"{place}={whose}" for whose in order.hash_of)],
+            replayed=[*self.replayed, *(f"{place}={maker}" for maker in order.hash_of)],
             parent=self.hash_of["model"],
             not_own=self.not_own + not_own,
         )

@@ -100,7 +100,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
     hospital, monkeypatch
 ):
     """The deadline passes after the first piece."""
-    place, once = hospital("lci"), Source.once
+    place, once = hospital("lci"), Source.make_once
     looked_for = []
 
     def piece(source, name, make, *given):
@@ -112,7 +112,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
 
         return once(source, name, made)
 
-    monkeypatch.setattr(Source, "once", piece)
+    monkeypatch.setattr(Source, "make_once", piece)
     with pytest.raises(DeadlineError, match="continues at the next request"):
         make_buffer(place, 20, soon())
     assert len(make_buffer(place, 20, soon()).samples) == 20

@@ -131,7 +131,7 @@ def test_threads_are_those_of_the_settings_not_of_the_process():
 def test_in_a_simulation_the_images_of_everyone_are_those_of_all_hospitals():
     places = [context(k, 2, run_config()) for k in range(2)]
     alone = [open_hospital(place).data.train for place in places]
-    assert len(open_hospital(places[0]).everyone()) == sum(map(len, alone))
+    assert len(open_hospital(places[0]).images_of_all()) == sum(map(len, alone))
 
 
 def write_images(folder: Path, numbers: dict[str, int]) -> None:
@@ -160,7 +160,7 @@ def deployed(folder, policy="", own=None, **settings):
 
 def test_outside_of_a_simulation_there_are_no_images_of_everyone(tmp_path):
     with pytest.raises(SettingsError, match="do not leave it"):
-        deployed(tmp_path).everyone()
+        deployed(tmp_path).images_of_all()
 
 
 def test_a_hospital_s_images_are_its_own_word(tmp_path):

@@ -371,7 +371,7 @@ def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
 def test_everyone_s_images_are_those_of_all_tasks_so_far(tmp_path):
     config = run_config(partition="iid", tasks=5, task_cut="shared-classes")
     hospital = open_hospital(context(1, 3, config)).select_task(2)
-    everyone = hospital.everyone()
+    everyone = hospital.images_of_all()
     assert everyone.labels.unique().tolist() == [0, 1]
     assert hospital.data.classes == ("0/2/4/6/8", "1/3/5/7/9")
     parts = [

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gan.k_salsa import Averages, Blind, grams, same_size, style
+from gan.k_salsa import Averages, Blind, grams, group_equally, style
 from gan.projection import Projection
 
 
@@ -16,19 +16,19 @@ def test_clusters_of_three_by_hand():
     The sums of distances are largest for 100: it takes 12 and 11. Of 0, 1, 2, 10 that of 10 is
     27: it takes 2 and 1. 0 is left over.
     """
-    clusters = same_size(on_a_line(0.0, 1, 2, 10, 11, 12, 100), 3)
+    clusters = group_equally(on_a_line(0.0, 1, 2, 10, 11, 12, 100), 3)
     assert [each.tolist() for each in clusters] == [[6, 5, 4], [3, 2, 1]]
 
 
 def test_copies_do_not_keep_an_image_out_of_its_own_cluster():
-    clusters = same_size(torch.zeros(4, 4), 2)
+    clusters = group_equally(torch.zeros(4, 4), 2)
     assert sorted(torch.cat(clusters).tolist()) == [0, 1, 2, 3]
 
 
 def test_every_cluster_has_k_images_and_no_image_is_in_two():
     torch.manual_seed(0)
     points = torch.randn(23, 4)
-    chosen = torch.cat(same_size(torch.cdist(points, points), 5))
+    chosen = torch.cat(group_equally(torch.cdist(points, points), 5))
     assert len(chosen) == 20
     assert len(set(chosen.tolist())) == 20
 

@@ -2,7 +2,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from gan.networks import Generator
-from gan.synthesis import PART, balanced_labels, in_parts, render, save_grid
+from gan.synthesis import PART, balanced_labels, render, render_parts, save_grid
 
 
 def test_same_images_at_every_call(micro):
@@ -21,7 +21,7 @@ def test_parts_have_seeds_of_their_own_and_one_part_is_what_render_makes():
     def render_some(labels, seed):
         return torch.full((len(labels), 1, 1, 1), seed)
 
-    parts = [*in_parts(render_some, torch.zeros(2 * PART + 3), 7)]
+    parts = [*render_parts(render_some, torch.zeros(2 * PART + 3), 7)]
     assert [(len(part), part[0].item()) for part in parts] == [(PART, 7), (PART, 8), (3, 9)]
 
 

@@ -133,7 +133,7 @@ def test_methods_with_another_split_are_named_and_not_compared(study):
     names = ["cwt", "fedavg", "fedprox", "rwt"]
     assert [(a.name, b.name) for a, b in comparison.pairs] == [*combinations(names, 2)]
     values = "0.5 (cwt, fedavg, fedprox, rwt); 0.1 (feder)"
-    assert comparison.unlike_settings == [("split", "partition-alpha", values)]
+    assert comparison.different_settings == [("split", "partition-alpha", values)]
     assert f"split: partition-alpha – {values}" in text(comparison)
 
 
@@ -160,7 +160,7 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
         "feder, train.epochs=3, feder.variant=buffer-only",
         "feder, train.epochs=7, feder.variant=full",
     ]
-    assert [row[:2] for row in comparison.unlike_settings] == [
+    assert [row[:2] for row in comparison.different_settings] == [
         ("data", "dataset"),
         ("setting", "train.epochs"),
     ]
@@ -188,7 +188,7 @@ def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "b", "rwt", 0, images=12)
     comparison = compare([tmp_path])
     words = ("data", "images at seed 0", "differ between cwt, rwt")
-    assert comparison.unlike_settings == [words]
+    assert comparison.different_settings == [words]
     assert pair(comparison, ["cwt", "rwt"]).by_seed == {}
 
 

@@ -11,7 +11,7 @@ from pages.page import Marked
 from pages.verdicts.model import judge, objection, pair, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
-from server_app.summary import Record, judge_beside, measure_round, summarise
+from server_app.summary import Record, judge_with_baseline, measure_round, summarise
 from strategies.engine.events import Event
 
 CLASSES = ["benign", "melanoma"]
@@ -346,7 +346,7 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
     ours = summary_of({each: told(0.8, 0.8, gain=0.2) for each in EVERYWHERE})
     assert "Better than the hospitals' own models" in str(ours.worth)
     theirs = summary_of({each: told(alone, alone) for each in EVERYWHERE})
-    worth = judge_beside(ours, replace(theirs, strategy="standalone")).worth
+    worth = judge_with_baseline(ours, replace(theirs, strategy="standalone")).worth
     assert [each for each in worth if each["about"] == "run"] == [
         *(e for e in ours.worth if e["about"] == "run" and "own models" not in e["text"]),
         *(each for each in worth if "standalone" in each["text"]),
@@ -362,6 +362,6 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
 def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
     ours = summary_of({(m, h): told(0.9, 0.9 if h == "A" else 0.1) for m, h in EVERYWHERE})
     theirs = summary_of({each: told(0.3, 0.3) for each in EVERYWHERE})
-    found = [e for e in judge_beside(ours, theirs).worth if "alone for as long" in e["text"]]
+    found = [e for e in judge_with_baseline(ours, theirs).worth if "alone for as long" in e["text"]]
     assert [each["judgement"] for each in found] == ["note", "note"]
     assert all("better than cwt" in each["text"] for each in found)

@@ -53,14 +53,14 @@ parts = [job.train_part(hospital) for hospital in range(job.hospitals)]
 users = list(range(job.hospitals))
 
 
-def one_user(user: int) -> Dataset:
+def load_user(user: int) -> Dataset:
     """The images of a hospital in a new order, since pfl goes through them as they lie."""
     images, labels = parts[user]
     order = torch.randperm(len(labels))
     return Dataset(raw_data=[images[order], labels[order]], user_id=str(user))
 
 
-data = FederatedDataset(one_user, get_user_sampler("minimize_reuse", users))
+data = FederatedDataset(load_user, get_user_sampler("minimize_reuse", users))
 network = WithLoss()
 model = PyTorchModel(
     model=network,

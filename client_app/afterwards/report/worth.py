@@ -11,13 +11,13 @@ from pages import plots
 from pages.figures import Assessment
 from pages.figures_view import (
     CLASS,
-    against_cells,
     class_cells,
     compared_cell,
     confusion,
     distinct_classes,
     figure_cell,
     largest_class_cell,
+    one_vs_rest_cells,
     reliability,
     size_cell,
     span,
@@ -117,7 +117,7 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
         patients = [whole_number(each["patients"])] if known else []
         rows.append([each["name"], images, *patients, *others])
     against = [
-        [each["name"], *against_cells(each), each["threshold"]]
+        [each["name"], *one_vs_rest_cells(each), each["threshold"]]
         for each, shown in zip(classes, distinct_classes(classes), strict=True)
         if shown
     ]

@@ -22,7 +22,7 @@ from client_app.datasets.findings import Finding
 from client_app.datasets.library import ImportProgress
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Survey, survey
-from client_app.datasets.pool import Indices, too_few, too_many
+from client_app.datasets.pool import Indices, are_too_few, are_too_many
 from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.datasets.resize import Form
 from client_app.datasets.split import split
@@ -146,7 +146,7 @@ def examine(
     train = test = everything[:0]
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
-        if too_few(train, test):
+        if are_too_few(train, test):
             text = f"There are {len(train)} images to train on and {len(test)} to test on"
             text += f", of {len(set(found.groups))} patients or groups, each on one side."
             advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
@@ -215,7 +215,7 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
             "unknown-classes",
             f"{strange} of {total} images show none of the federation's classes (classes).",
             "Give them one of these labels, or leave them out.",
-            "red" if too_many(strange, total, settings.max_quarantined) else "amber",
+            "red" if are_too_many(strange, total, settings.max_quarantined) else "amber",
         )
 
 

@@ -83,9 +83,9 @@ def text(card: Card) -> str:
 def _facts(card: Card) -> list[list[str]]:
     """Rows of the images' properties."""
     megabytes = card.bytes_on_disk / 1e6
-    whose = f", of {card.groups} patients" if card.patients else "; their patients are unknown"
+    patients = f", of {card.groups} patients" if card.patients else "; their patients are unknown"
     return [
-        ["images", f"{card.images}{whose}"],
+        ["images", f"{card.images}{patients}"],
         ["formats", _summary(card.kinds)],
         ["sizes", _summary(card.sizes)],
         ["disk", f"{megabytes:,.0f} MB in the store ({card.bytes_free / 1e9:,.0f} GB are free)"],

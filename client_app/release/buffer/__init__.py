@@ -150,8 +150,8 @@ def _fingerprint(samples: Samples) -> str:
 
 def _owners(data: LocalData) -> str:
     """A hash of the patients of the training images."""
-    _, whose = np.unique(data.train.patients, return_inverse=True)
-    return hashlib.sha256(whose.astype(np.int64).tobytes()).hexdigest()[:16]
+    _, patients = np.unique(data.train.patients, return_inverse=True)
+    return hashlib.sha256(patients.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
 def _hash(*parts: object) -> str:

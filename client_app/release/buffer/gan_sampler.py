@@ -19,7 +19,7 @@ from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
 from gan.schedule import ENOUGH, Standing
-from gan.synthesis import in_parts, render
+from gan.synthesis import render, render_parts
 from gan.training import Trained, train_gan
 from learning.samples import Samples
 from strategies.protocol.console import Pace
@@ -62,7 +62,7 @@ class GANSampler:
         shown = sample(learnt, preset.fid_images).labels
         if preset.pretrained:  # the FID depends on the number of images
             shown = shown.repeat(preset.fid_images // len(shown) + 1)[: preset.fid_images]
-        distance = distance_to_real(in_parts(self._square, shown, job.seed))
+        distance = distance_to_real(render_parts(self._square, shown, job.seed))
         self.deck = Deck(codes, job.seed) if codes else None  # again with all codes
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {

@@ -27,7 +27,7 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
     path = folder / "dossier.json"
     with suppress(OSError, ValueError):
         known = json.loads(path.read_bytes())
-        dossier = dossier | {"written": known["written"]} if _same(known, dossier) else dossier
+        dossier = dossier | {"written": known["written"]} if _is_same(known, dossier) else dossier
     text = json.dumps(dossier, indent=1).encode()
     digest = hashlib.sha256(text).hexdigest()
     files = {path.name: text}
@@ -97,7 +97,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     return Checked(digest, str(hospital), str(run), signed, same_page)
 
 
-def _same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
+def _is_same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
     # Compare as JSON, which turns tuples into lists.
     return json.dumps(known | {"written": ""}, sort_keys=True) == json.dumps(
         dossier | {"written": ""}, sort_keys=True

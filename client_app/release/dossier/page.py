@@ -11,7 +11,7 @@ from typing import Any
 from client_app.release.dossier.law import answers
 from pages.page import render
 from pages.pictures import named_strip
-from pages.release_view import attack_checks, named, noun_of, release_checks
+from pages.release_view import attack_checks, noun_of, release_checks, reword
 
 Json = Mapping[str, Any]
 
@@ -53,16 +53,16 @@ def page(dossier: Json, digest: str, signer: str) -> str:
         signer=signer,
         noun=noun,
         verdicts=[
-            {"judgement": each, "text": named(text, noun)} for each, text in _summary(dossier)
+            {"judgement": each, "text": reword(text, noun)} for each, text in _summary(dossier)
         ],
         colours="grey" if dossier["leaves"]["shape"][0] == 1 else "colour",
         strips_of_classes=[named_strip(name, b64decode(png)) for name, png in pictures],
         checked=release_checks({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
-        attacks=[f"{each['attack']}: {named(ATTACKS[each['attack']], noun)}" for each in trials],
-        trials=[[attack, named(words, noun), *ends] for attack, words, *ends in _rows(trials)],
+        attacks=[f"{each['attack']}: {reword(ATTACKS[each['attack']], noun)}" for each in trials],
+        trials=[[attack, reword(words, noun), *ends] for attack, words, *ends in _rows(trials)],
         decisive=attack_checks(attacked, noun),
         legal=[
-            [each.question, *(named(text, noun) for text in (each.speaks or NOTHING, each.silent))]
+            [each.question, *(reword(text, noun) for text in (each.speaks or NOTHING, each.silent))]
             for each in answers(dossier)
         ],
         policy=json.dumps(dossier["policy"], indent=1),

@@ -64,13 +64,13 @@ class OwnSums:
         if f"{self.request.order.task}" in self.run.names("sums"):
             return {}
         exact = self.images.sums()
-        sent = exact.only(self._large_classes)
+        sent = exact.select(self._large_classes)
         figures: dict[str, float] = {}
         if self.settings.epsilon:
             multiplier, figures["epsilon-spent"] = self._spend()
             sent = sent + random_noise(sent, multiplier, self._entropy())
         if self.hospital.policy:
-            self._attack(sent, exact.only(self._large_classes))
+            self._attack(sent, exact.select(self._large_classes))
         kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
         self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
         return figures
