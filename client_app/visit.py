@@ -260,7 +260,8 @@ def _collect_received(
 ) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
     kept = Kept(request.run, "rehearsal").load_before(request.visit)
-    device = request.hospital.device
+    device, policy = request.hospital.device, request.hospital.policy
+    own = request.order.images == "own"
     return Received(
         open_buffers(request),
         beside.get("memory", {}),
@@ -270,6 +271,8 @@ def _collect_received(
         new_rounds=request.order.round - label.round,
         task=request.order.task,
         public=_public(request),
+        owners=torch.from_numpy(request.hospital.data.train.patients) if own else None,
+        fewest=policy.sums.min_class_patients if policy else 1,
     )
 
 

@@ -17,6 +17,7 @@ from client_app.errors import DataError
 from client_app.hospital import Hospital
 from gan.presets import choose_preset
 from learning.models.whole import frozen_network
+from learning.settings import ReservoirSettings
 from learning.suited import check_suited
 from strategies.engine.orders import check_order
 from strategies.engine.strategy import Strategy
@@ -34,6 +35,7 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
     yield policy.images.ruling("max-size", max(data.image_shape[1:]))
     yield _weights_ruling(policy, settings, data)
     yield _patients_ruling(policy, data)
+    yield from _means_ruling(policy, settings, data)
 
 
 def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Hospital:
@@ -64,6 +66,8 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
         if joins or prepares:
             named = replace(settings, model=hospital.model)
             uphold(_weights_ruling(policy, named, hospital.data))
+            for ruling in _means_ruling(policy, settings, hospital.data):
+                uphold(ruling)
     if not joins:  # at enrolment the classes of the federation are unknown
         hospital = hospital.select_task(order.task, order.tasks_so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
@@ -105,3 +109,10 @@ def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
     owners = data.train.patients
     large = large_class_rows(owners, data.train.strata, policy.figures.smallest_group)
     return policy.images.ruling("min-train-patients", len(np.unique(owners[large])))
+
+
+def _means_ruling(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Ruling]:
+    """The ruling on the kept images of a class, whose mean leaves with iCaRL."""
+    if settings.learner == "icarl":
+        kept, classes = settings.section("reservoir", ReservoirSettings), data.classes_present
+        yield policy.sums.ruling("min-class-patients", kept.size // len(classes))

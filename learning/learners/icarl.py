@@ -16,7 +16,9 @@ images (Algorithm 1):
 
 The right side is a linear layer. So a model leaves a visit with the scaled means as its last layer,
 and the trained layer travels beside it. Means are means of features of a few images: the policy
-treats them like other sums (`privacy.require`).
+treats them like other sums (`privacy.require`). A hospital leaves out the mean of a class whose
+kept images are of fewer than `sums.min-class-patients` patients: the mean of one image would be its
+features.
 
 Deviations:
  1. The loss is the mean over classes and images. Classes that never came have no part in it.
@@ -24,9 +26,10 @@ Deviations:
  2. M_old is the first model that comes to the hospital in a task; it sees images without
     `train.augment`.
  3. Kept images of the present task are chosen again at each visit.
- 4. Means of classes that the hospital does not have stay as they came.
+ 4. Means of classes that the hospital does not have, or leaves out, stay as they came.
 """
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -66,10 +69,14 @@ class ICaRL(FromBefore):
             self.means = self.head.weight.detach().clone()
             self.head.load_state_dict(memory)
         super().begin_visit()
-        self.task_samples = self.samples
-        self.kept = earlier_samples(self.received.rehearsal, self.received.task)
+        self.task_samples, labels = self.samples, self.samples.labels
+        given, before = self.received.owners, self.received.rehearsal
+        self.owners = torch.arange(len(labels)) if given is None else given
+        self.owners = self.owners.to(labels.device)
+        self.kept = earlier_samples(before, self.received.task)
         if self.kept is not None:
             self.samples = concatenate([self.samples, self.kept])
+            self.kept_owners = before["owners"][before["tasks"] != self.received.task]
         self.is_earlier = torch.isin(self.classes, self.earlier)
 
     @classmethod
@@ -92,18 +99,19 @@ class ICaRL(FromBefore):
     def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
         """The trained layer, which travels; the network's last layer becomes the class means."""
         trained = {name: each.clone() for name, each in self.head.state_dict().items()}
-        self.head.weight.copy_(self._choice[1])
+        self.head.weight.copy_(self._choice[2])
         if self.head.bias is not None:
             self.head.bias.zero_()
         return trained
 
     @cached_property
     @torch.no_grad()
-    def _choice(self) -> tuple[Samples, Tensor]:
-        """The images to keep of each class, and the scaled means of classes [K, d]."""
-        means = self.means.clone()
+    def _choice(self) -> tuple[Samples, Tensor, Tensor]:
+        """The images to keep of each class, their patients, and the scaled means [K, d]."""
+        means, small = self.means.clone(), 0
         count = max(1, self.own.size // len(self.classes))
         chosen: list[Samples] = []
+        owners: list[Tensor] = []
         for c in self.classes.tolist():
             fresh = c in self.present
             source = self.task_samples if fresh else self.kept
@@ -113,8 +121,17 @@ class ICaRL(FromBefore):
             rows = herd(features, count) if fresh else torch.arange(min(count, len(own)))
             rows = rows.to(own.labels.device)
             chosen.append(own[rows])
-            means[c] = functional.normalize(features[rows].mean(dim=0), dim=0)
-        return concatenate(chosen), means
+            owners.append((self.owners if fresh else self.kept_owners)[source.labels == c][rows])
+            if len(owners[-1].unique()) >= self.received.fewest:
+                means[c] = functional.normalize(features[rows].mean(dim=0), dim=0)
+            else:
+                small += 1
+        if small:
+            logging.getLogger("flwr").info(
+                f"iCaRL sends no mean of {small} of {len(chosen)} classes: their kept images are "
+                f"of fewer than {self.received.fewest} patients (sums.min-class-patients)."
+            )
+        return concatenate(chosen), torch.cat(owners), means
 
     def _features(self, images: Tensor) -> Tensor:
         """φ [n, d] of images, in eval mode."""
@@ -127,12 +144,12 @@ class ICaRL(FromBefore):
         return functional.normalize(torch.cat(found))
 
     def rehearsal(self) -> dict[str, Tensor]:
-        """The kept images in the order of their choice, and M_old."""
-        chosen, _ = self._choice
+        """The kept images in the order of their choice, their patients, and M_old."""
+        chosen, owners, _ = self._choice
         labels = chosen.labels
         tasks = self.since[(labels[:, None] == self.classes).int().argmax(dim=1)]
         tasks[torch.isin(labels, self.present)] = self.received.task
-        kept = {"values": chosen.images, "labels": labels, "tasks": tasks}
+        kept = {"values": chosen.images, "labels": labels, "tasks": tasks, "owners": owners}
         return {**super().rehearsal(), **kept}
 
 

@@ -29,6 +29,9 @@ class Received:
     task: int = 0  # number of the task of the samples, from 1; 0 if there are no tasks
     # Images of the archive that the learner names; None if it names none
     public: Samples | None = None
+    # int64 [n], the patient of each of the hospital's training images; None: each is a patient
+    owners: Tensor | None = None
+    fewest: int = 1  # least number of patients behind a mean of a class that leaves
 
 
 class Learner:

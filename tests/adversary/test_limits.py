@@ -46,6 +46,13 @@ def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog
     assert rule in caplog.text
 
 
+def test_a_server_does_not_choose_means_of_few_images(tmp_path, caplog):
+    policy = f"{OPEN}[sums]\nmin-class-patients = 21\n"
+    joins, _ = visited(tmp_path, policy, learner="icarl", reservoir__size=62)
+    assert joins.error.code == Failure.POLICY
+    assert "sums.min-class-patients allows 21 or more; the value is 20" in caplog.text
+
+
 def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     """100,000 images of 16 bytes are 1.6 MB; the usual run takes 806.9 MB, by its tests."""
     policy = f"{OPEN}[machine]\nmax-memory-gb = 0.808\n"

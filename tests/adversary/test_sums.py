@@ -245,3 +245,38 @@ def test_no_guarantee_is_so_strong_that_its_noise_is_a_constant(delta):
     noise = random_noise(sums, noise_for(LEAST_EPSILON, delta), np.random.default_rng(0))
     for numbers in vars(noise).values():
         assert len(numbers.unique()) == numbers.numel()
+
+
+def icarl_means(victim):
+    """The last layer of a model whose features are the pixels, after a visit with iCaRL [K, d]."""
+    count = len(victim.classes)
+    network = Architecture("mlp", 1, SIDE, SIDE, count, (PIXELS,))
+    arrays = {"1.weight": np.eye(PIXELS), "1.bias": np.zeros(PIXELS)}
+    arrays |= {"3.weight": np.eye(count, PIXELS), "3.bias": np.zeros(count)}
+    answer = victim.order(victim.model(network, **arrays), learner="icarl")
+    assert not answer.has_error(), answer.error
+    return answer.content.array_records["model"]["3.weight"].numpy()
+
+
+ICARL = {"learner": "icarl", "model": "mlp", "mlp__hidden": str(PIXELS)}
+
+
+def test_the_mean_of_the_one_image_of_a_class_is_this_image(tmp_path):
+    """The attack is real: a simulation, which has one owner, sends it."""
+    victim = Victim(tmp_path, (50, 50, 1, 1), real=False, **ICARL)
+    images = victim.images[-2:].reshape(2, -1).astype("f8")
+    unit = images / np.linalg.norm(images, axis=1, keepdims=True)
+    means = icarl_means(victim)[2:]
+    sent = means.any(axis=1)  # the other image may be a test image
+    assert sent.any()
+    assert means[sent] == pytest.approx(unit[sent], abs=1e-5)
+
+
+def test_no_mean_of_few_patients_leaves_a_hospital(tmp_path):
+    """9 patients are too few for `sums.min-class-patients`, 10 are enough."""
+    few = Victim(tmp_path, (60, 12, 11, 2), **ICARL)
+    trained = open_hospital(few.place, classes=tuple(few.classes)).data.train
+    assert trained.labels.bincount().tolist()[1:] == [10, 9, 2]
+    means = icarl_means(few)
+    assert np.linalg.norm(means[:2], axis=1) == pytest.approx(np.ones(2), abs=1e-5)
+    assert not means[2:].any()

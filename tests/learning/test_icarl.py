@@ -90,6 +90,24 @@ def test_the_next_task_is_distilled_and_its_classes_share_the_place():
     torch.testing.assert_close(weights.norm(dim=1), torch.ones(3))
 
 
+def test_the_mean_of_few_patients_stays_here():
+    """Of class 0 three images of two patients are kept, of class 1 three of three."""
+    model = network()
+    samples = of_class(0, 1)
+    owners = torch.where(samples.labels == 0, torch.arange(len(samples)) % 2, 5)
+    owners[samples.labels == 1] += torch.arange(int((samples.labels == 1).sum()))
+    given = Received(task=1, owners=owners, fewest=3)
+    first = learner_of(ICaRL, model, samples, given, reservoir__size=6)
+    memory, kept = first.memory(RNG), first.rehearsal()
+    assert len(kept["owners"][:3].unique()) <= 2
+    assert len(kept["owners"][3:].unique()) == 3
+    assert last_layer(model).weight.any(dim=1).tolist() == [False, True, False]
+    one = torch.zeros(len(of_class(2)), dtype=torch.int64)  # all images of class 2 are of a patient
+    again = Received(memory=memory, rehearsal=kept, task=2, owners=one, fewest=3)
+    learner_of(ICaRL, model, of_class(2), again, reservoir__size=9).memory(RNG)
+    assert last_layer(model).weight.any(dim=1).tolist() == [False, True, False]
+
+
 def test_what_cannot_be_used_is_refused():
     with pytest.raises(SettingsError, match=r"'reservoir.size' is 0; it must be 2 or more"):
         ICaRL.check_suited(network(), settings(reservoir__size=0))
