@@ -1,5 +1,7 @@
 """Commands for a hospital's decisions and records: images, policy, members, ledger, dossier."""
 
+import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -50,10 +52,28 @@ def preflight(
 
     The result is also a page in the hospital's store.
     """
-    from client_app.commands import preflight
+    from client_app.authority.policy import Policy, explain
+    from client_app.datasets.own import own_data
+    from client_app.datasets.preflight.card import examine
+    from client_app.datasets.preflight.page import text, write_pages
+    from strategies.protocol.run_config import changed_settings
+
+    def show(what: str, done: int, total: int) -> None:
+        print(f"{what} images: {done} of {total}", end="\r", file=sys.stderr, flush=True)
 
     private()
-    return not preflight(site, store_dir, data_dir, dataset, run_config, policy)
+    path = str(data_dir.absolute())
+    source = f"{dataset}:{path}" if dataset else own_data(path)
+    settings = replace(changed_settings(run_config), dataset=source)
+    terminal = sys.stderr.isatty()  # elsewhere lines are logged
+    card, survey = examine(site, settings, store_dir, show if terminal else None, policy)
+    if terminal:
+        print(" " * 60, end="\r", file=sys.stderr)
+    print(text(card))
+    print(write_pages(store_dir / site / "preflight", card, survey))
+    if policy:
+        print(explain(list(Policy.read(policy).judge(settings))))
+    return card.verdict == "red"
 
 
 @command(app, "policy ~/fedhandoff/graz/policy.toml --run-config \"strategy='cwc'\"")
@@ -62,10 +82,22 @@ def policy(
     run_config: RunConfig = None,
 ) -> bool:
     """Write a policy with the defaults, or judge a run by a policy."""
-    from client_app.commands import policy
+    from client_app.authority.policy import Policy, explain, write_policy
+    from strategies.protocol.run_config import changed_settings
 
     private()
-    return not policy(file, run_config)
+    if not file.exists():
+        write_policy(file)
+        print(f"{file} has the defaults now: read it, and change rules as needed.")
+    rules = Policy.read(file)
+    if run_config is None:
+        return False
+    settings = changed_settings(run_config)
+    rulings = list(rules.judge(settings))
+    print(explain(rulings))
+    if sentence := rules.embeddings_sentence(settings):
+        print(sentence)
+    return not all(ruling.holds for ruling in rulings)
 
 
 @command(app, 'members --hospital graz add linz = "KEY"')
@@ -85,10 +117,20 @@ def members(
     ] = None,
 ) -> None:
     """List the members that a hospital trusts, or change them."""
-    from client_app.commands import members as change_members
+    from client_app.authority.members import add_member, member_line, read_members, remove_member
 
     private()
-    change_members(members or store_dir / site / "members", change or [])
+    path = members or store_dir / site / "members"
+    match change or []:
+        case [] | ["list"]:
+            pass
+        case ["add", name, key] | ["add", name, "=", key]:  # the line that `join` prints
+            add_member(path, name, key)
+        case ["remove", name]:
+            remove_member(path, name)
+        case _:
+            raise ValueError("Say list, add NAME KEY, or remove NAME.")
+    print("".join(member_line(*each) for each in read_members(path).items()), end="")
 
 
 @command(app, "ledger --hospital graz --html ledger.html")
@@ -101,10 +143,29 @@ def ledger(
     ] = None,
 ) -> bool:
     """Check and show a hospital's ledger: requests and answers."""
-    from client_app.commands import ledger
+    from client_app.authority import ledger_view
+    from client_app.authority.ledger import path_of, read
+    from client_app.authority.ledger_index import BrokenLedger
 
     private()
-    return not ledger(site, store_dir, html)
+    lines, broken = [], ""
+    try:
+        for line in read(path_of(site, store_dir)):
+            lines.append(line)
+    except BrokenLedger as error:
+        broken = str(error)
+    except OSError as error:
+        raise ValueError(
+            f"There is no ledger to read: {error}. Name a hospital with --hospital; a simulation "
+            "has no ledger."
+        ) from error
+    newest = lines[-1].hash if lines else "-"
+    verdict = f"{broken or 'The chain is intact.'} Valid lines: {len(lines)}. Hash of the last: "
+    verdict += f"{newest}. Keep both on another machine: they show later if lines are missing."
+    print(ledger_view.text(lines, verdict))
+    if html:
+        html.write_text(ledger_view.page(site, lines, verdict, not broken), encoding="utf-8")
+    return bool(broken)
 
 
 @command(app, "dossier --hospital graz")
@@ -121,7 +182,43 @@ def dossier(
     ] = False,
 ) -> bool:
     """Check the dossier of synthetic images that left."""
-    from client_app.afterwards.commands import dossier
+    from client_app.authority.identity import Identity
+    from client_app.authority.ledger import path_of, released_dossier
+    from client_app.authority.members import read_members
+    from client_app.release.dossier.crate import write_dossier_crate
+    from client_app.release.dossier.files import check, newest_dossier
+    from client_app.run import dossiers, run_folder
+    from client_app.store import Store
 
     private()
-    return not dossier(site, store_dir, file, run, identity, members, crate)
+    store = store_dir / site
+    own, trusted = identity or store / "identity", members or store / "members"
+    keys = read_members(trusted) if trusted.is_file() else {}
+    if own.is_file():  # `Identity.load` would make new keys
+        keys[site] = Identity.load(site, own).member
+    path = file or newest_dossier(store / "dossiers", run)
+    checked = check(path, keys)
+    print(path)
+    print(f"Dossier of {checked.hospital!a}, run {checked.run!a}, SHA-256 {checked.hash}.")
+    signed = "Signed by the known" if checked.signed else "NOT signed by a known"
+    print(f"{signed} key of {checked.hospital!a}.")
+    if not checked.page:
+        print("dossier.html is missing, or does NOT match dossier.json.")
+    if file:
+        named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
+        where = "the received buffer"
+    else:
+        named = released_dossier(path_of(site, store_dir), path.parent.name)
+        where = "the ledger"
+    match named:
+        case None:
+            print(f"For this run, {where} names no dossier.")
+        case checked.hash:
+            print(f"This is the dossier that {where} names.")
+        case _:
+            print(f"NOT the dossier that {where} names: its SHA-256 is {named}.")
+    holds = checked.holds and named == checked.hash
+    print("The dossier is valid." if holds else "The dossier is NOT valid.")
+    if crate and holds:
+        print(write_dossier_crate(path, checked))
+    return not holds

@@ -74,8 +74,8 @@ def join(
     It shows the code, and how the default policy judges the default settings. It asks for approval.
     Then it makes the hospital's folder, as init does. The keys never leave the hospital.
     """
+    from cli.authority import policy
     from client_app.authority.policy import DEFAULTS
-    from client_app.commands import policy
     from deploy.invitation import read_invitation, write_answer
 
     private()
@@ -101,7 +101,7 @@ def join(
 
 def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
     """Make a hospital's folder, from its name and the other keys of hospital.toml; returns it."""
-    from client_app.commands import identity, policy
+    from cli.authority import policy
     from deploy.approved import approve
     from deploy.credentials import make_key
     from deploy.own_file import PLACE, write_own
@@ -114,8 +114,21 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
     make_key(place, name)
     print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
     print("This line goes to the other hospitals, for their members:")
-    identity(name, place / "store", None if members in ("first-use", "none") else place / members)
+    _print_identity(
+        name, place / "store", None if members in ("first-use", "none") else place / members
+    )
     return place
+
+
+def _print_identity(name: str, store_dir: Path, members: Path | None = None) -> None:
+    """Print the hospital's line for the members, and add it to its own file of members."""
+    from client_app.authority.identity import Identity
+    from client_app.authority.members import add_member, member_line
+
+    member = Identity.load(name, store_dir / name / "identity").member
+    if members:
+        add_member(members, name, str(member))
+    print(member_line(name, member), end="")
 
 
 def _images(data: Path | None) -> str:
@@ -145,10 +158,8 @@ def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
 @command(app, "hospital identity --hospital graz")
 def identity(hospital: Hospital = HERE, site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
     """Print the hospital's line for the members; make its keys if needed."""
-    from client_app.commands import identity
-
     private()
-    identity(site, store_dir, None)
+    _print_identity(site, store_dir)
 
 
 @command(app, "hospital approve --hospital graz")

@@ -1,5 +1,6 @@
 """Commands for the models of a finished run (docs/using-a-model.md)."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,9 @@ from cli.command import (
 from cli.places import HERE, Hospital
 
 app = typer.Typer()
-Policy = Annotated[Path | None, typer.Option(help="Policy of the run. Without it: the defaults.")]
+PolicyFile = Annotated[
+    Path | None, typer.Option(help="Policy of the run. Without it: the defaults.")
+]
 
 
 @command(app, "predict --hospital graz --data ~/new --output p.csv")
@@ -50,10 +53,36 @@ def predict(
     store_dir: StoreDir = STORE_DIR,
 ) -> bool:
     """Apply models to images, and write a table."""
-    from client_app.afterwards.commands import predict
+    from client_app.afterwards.home import SUFFIX, find_model, newest_run, read_mixture
+    from client_app.afterwards.predicting import Predictor, write_predictions
+    from client_app.datasets.unlabelled import list_images
+
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     private()
-    return not predict(store_dir / site, model or [], ensemble, data, output, calibrate)
+    if ensemble and not model:
+        raise ValueError("--ensemble averages a folder of models: name one with --model.")
+    home = store_dir / site
+    files = [find_model(home, name) for name in model or ()]
+    if ensemble:
+        files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
+    weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest_run(home))
+    predictor = Predictor.load(weights)
+    listing = list_images(data)
+    if calibrate:
+        predictor, images = predictor.calibrate(calibrate, home)
+        print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
+    done, unusable = write_predictions(predictor, listing, output, show)
+    for each in unusable:
+        print(f"Skipped {each}.", file=sys.stderr)
+    names = ", ".join(
+        f"{each.lineage} (round {each.round}{'' if files else f', weight {weight:.2f}'})"
+        for each, weight in zip(predictor.manifests, predictor.weights, strict=True)
+    )
+    print(f"{done} images predicted, {len(unusable)} skipped, by {names}: {output}")
+    return bool(unusable)
 
 
 @command(app, "report --hospital graz --to report.html")
@@ -64,16 +93,20 @@ def report(
         Path | None,
         typer.Option(help="The hospital's labelled images of the run, for exact figures."),
     ] = None,
-    policy: Policy = None,
+    policy: PolicyFile = None,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
     """Write a page on a run, for the hospital alone."""
-    from client_app.afterwards.commands import report
+    from client_app.afterwards.past_run import PastRun
+    from client_app.afterwards.report import write_report
 
     private()
-    report(site, store_dir, run, to, data_dir, policy)
+    inexact = write_report(PastRun.find(site, store_dir, run), to, data_dir, policy)
+    if inexact:
+        print(f"The figures are those that left the hospital. {inexact}", file=sys.stderr)
+    print(to)
 
 
 @command(app, "export graz --to model.safetensors --hospital graz")
@@ -94,14 +127,14 @@ def export(
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
     """Write a model as a file of its own, and its card."""
-    from client_app.afterwards import commands
+    from client_app.afterwards.home import export_model
     from server_app.export import export
 
     if result:
         card = export(result, model, to, onnx)
     else:
         private()
-        card = commands.export(store_dir / site, model, to, onnx)
+        card = export_model(store_dir / site, model, to, onnx)
     print(to)
     print(card)
 
@@ -113,7 +146,7 @@ def alone(
     run_config: Annotated[
         str | None, typer.Option(help="Settings of the run. Without it: those in the ledger.")
     ] = None,
-    policy: Policy = None,
+    policy: PolicyFile = None,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
@@ -122,10 +155,20 @@ def alone(
 
     The training takes as long as in the run.
     """
-    from client_app.afterwards.commands import alone
+    from client_app.afterwards.alone import settings_of, train_alone
+    from client_app.afterwards.past_run import PastRun
+    from client_app.authority.policy import Policy
+    from strategies.protocol.run_config import changed_settings
 
     private()
-    alone(site, store_dir, run, data_dir, run_config, policy)
+    past = PastRun.find(site, store_dir, run)
+    settings = changed_settings(run_config) if run_config else settings_of(past)
+    file = past.policy_file(policy)
+    if past.policies and file is None:
+        raise ValueError("Give the policy of the run (--policy): it selected images.")
+    weights = train_alone(past, settings, data_dir, Policy.read(file) if file else None)
+    parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
+    print(f"{past.alone_file}\nWithout --model, predict now uses {parts}.")
 
 
 @command(app, "open ~/parcels/*.npz --run-config ~/config.toml --hospital graz")
@@ -139,7 +182,26 @@ def open_(
     store_dir: StoreDir = STORE_DIR,
 ) -> bool:
     """Open parcels of a run that the hospital took part in."""
-    from client_app.afterwards.commands import open_parcels
+    from client_app.afterwards.home import SIMULATED
+    from client_app.afterwards.opening import take_home
+    from client_app.authority.identity import Identity
+    from client_app.authority.members import read_members
+    from strategies.protocol.run_config import changed_settings
 
     private()
-    return not open_parcels(site, store_dir, parcels, run_config, identity, members)
+    store = store_dir / site
+    own, trusted = identity or store / "identity", members or store / "members"
+    for path in (own, trusted):
+        if not path.is_file():  # `Identity.load` would make new keys, which open no parcel
+            raise ValueError(
+                f"There is no file '{path}': name the hospital with --hospital. {SIMULATED}"
+            )
+    keys, known = Identity.load(site, own), read_members(trusted)
+    settings, failed = changed_settings(run_config), False
+    for parcel in parcels:
+        try:
+            print(take_home(parcel, store, keys, known, settings))
+        except (ValueError, OSError) as error:
+            print(f"Not opened: {parcel}. {error}", file=sys.stderr)
+            failed = True
+    return failed

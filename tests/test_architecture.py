@@ -82,7 +82,7 @@ ALLOWED = {
         *("pages", "strategies", "warm"),
         "gan.presets",
     },
-    # It reads arguments, and calls functions of all packages by their public names.
+    # It reads arguments, calls functions of all packages by their public names, and prints.
     "cli": {
         *("click", "typer"),
         *("benchmarks.reproduce", "client_app", "deploy", "server_app", "strategies.protocol"),

@@ -13,6 +13,7 @@ a model never stops a run: the model is missing here, and the hospital's log giv
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,8 +31,9 @@ from client_app.release.disclosure import Disclosure
 from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
-from learning.export import ModelManifest, load_model, read_manifest, save_model
+from learning.export import ModelManifest, load_model, read_manifest, save_model, save_onnx
 from learning.mixture import mixture_weights
+from learning.model_card import write_card
 from learning.models.whole import whole_network
 from strategies.protocol.files import FileError, expand, read_json, replacing
 from strategies.protocol.parcel import Manifest
@@ -218,6 +220,21 @@ def newest_run(store: Path) -> Path:
             f"There is no model in {store / 'models'}: name a file with --model. {SIMULATED}"
         )
     return max(runs, key=lambda path: path.stat().st_mtime)
+
+
+def export_model(store: Path, name: str, to: Path, onnx: bool) -> Path:
+    """Write a model of `find_model`, and its card in the same folder; returns the card.
+
+    Raises:
+        ModelError, OSError, SettingsError: The model or the file to write cannot be used.
+    """
+    file = find_model(store, name)
+    network, manifest = load_file(file)
+    if onnx:
+        save_onnx(to, network, manifest)
+    else:
+        shutil.copyfile(file, to)
+    return write_card(to, manifest)
 
 
 def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:

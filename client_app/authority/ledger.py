@@ -205,6 +205,16 @@ def _text(content: object) -> str:
     return json.dumps(content, default=bytes.hex)
 
 
+def released_dossier(path: Path, run: str) -> str | None:
+    """The hash of a run's last released dossier; None if there is none."""
+    last = None
+    for line in read(path) if path.exists() else ():
+        for record in line.entry.get("left", ()) if line.entry.get("run") == run else ():
+            if record["name"] == "card":
+                last = record.get("values", {}).get("dossier", last)
+    return last
+
+
 def read(path: Path) -> Iterator[Line]:
     """The lines of a ledger, in order. The next line confirms each line, the head the last one.
 

@@ -8,13 +8,55 @@ buffer.py). `pages.page` escapes all texts.
 from collections.abc import Sequence
 from pathlib import Path
 
-from client_app.afterwards.own_buffer import Examination
+from client_app.afterwards.own_buffer import Examination, examine
+from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import buffer, privacy, run, worth
-from client_app.afterwards.worth_here import own_lineages
+from client_app.afterwards.worth_here import (
+    exact_assessments,
+    open_details,
+    own_lineages,
+    released_assessments,
+)
+from client_app.authority.policy import Policy
+from client_app.errors import DataError
 from pages.figures import Assessment
 from pages.page import render
 from pages.verdicts.home import judge_home
+from strategies.protocol.files import replacing
+
+
+def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | None) -> str:
+    """Write the page, with exact figures if the images of the run are in `data_dir`.
+
+    Returns:
+        The reason why the figures are not exact; empty if they are.
+    """
+    file = past.policy_file(policy)
+    inexact, rows, examined = "", [], None
+    if data_dir is None:
+        inexact = "Exact figures need the hospital's images (--data-dir)."
+    elif not past.models:
+        inexact = "Exact figures need a model of the run, and none is at home."
+    elif past.policies and file is None:
+        inexact = "Exact figures need the policy of the run (--policy), which selected images."
+    else:
+        rules = Policy.read(file) if file else None
+        try:
+            hospital = reopen_hospital(past, data_dir, rules)
+            details = open_details(past, hospital)
+            rows = exact_assessments(past, details)
+            made = past.buffer
+            # At home the hospital has images, and no model for features.
+            if made and not made.samples.pixels.is_floating_point():
+                examined = examine(past, made, hospital, details)
+        except DataError as error:
+            inexact = f"Exact figures are not possible: {error}"
+    rows = rows or released_assessments(past)
+    with replacing(to) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(page(past, rows, inexact, file, examined), encoding="utf-8")
+    return inexact
 
 
 def page(
@@ -26,12 +68,7 @@ def page(
 ) -> str:
     """Return the page, which needs no other file.
 
-    Args:
-        past: The run.
-        rows: The test performance of models here.
-        inexact: The reason why `rows` are the reported figures; empty if they are exact.
-        policy: The file with the run's policy; None if it is missing.
-        examined: The examination of the synthetic images; None if there was none.
+    `inexact` is the reason why `rows` are the reported figures; empty if they are exact.
     """
     return render(
         "hospital",

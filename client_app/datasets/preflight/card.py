@@ -103,12 +103,9 @@ def examine(
 ) -> tuple[Card, Survey | None]:
     """Check all images of a hospital, including those that could not be used before.
 
-    Args:
-        hospital: Name of the hospital.
-        settings: Settings of the run, with the hospital's own `dataset`.
-        store: The folder of all stores.
-        progress: Called while images are imported; None = log the progress from time to time.
-        policy: Policy of the hospital; None = a simulation, or the default policy.
+    `settings` have the hospital's own `dataset`. `progress` is called while images are imported;
+    without it, the progress is logged from time to time. Without a policy the hospital is
+    simulated, and the default policy is checked as well.
 
     Returns:
         The card, and the images for its page; None if no image can be used.
@@ -117,6 +114,7 @@ def examine(
         SettingsError: The policy cannot be used.
         PolicyError: The store would be larger than the policy allows.
     """
+    torch.set_num_threads(settings.cpu_threads)
     rules = Policy.read(policy) if policy else None
     machine = rules.machine if rules else None
     if rules:

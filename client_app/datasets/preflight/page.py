@@ -3,14 +3,18 @@
 Every text reaches the page through `pages.page`, which escapes it.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
 from client_app.datasets.preflight.card import Card
+from client_app.store import own_draft
 from pages.page import Marked, render
 from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.names import join_names
@@ -25,6 +29,16 @@ ADVICE = {
     "amber": "The hospital can take part; somebody should look at this first.",
     "green": "The hospital can take part.",
 }
+
+
+def write_pages(folder: Path, card: Card, survey: Survey | None) -> Path:
+    """Write card.json, and card.html with images from the survey; returns the path of card.html."""
+    content = json.dumps({"verdict": card.verdict, **asdict(card)}, indent=1)
+    for file, text_ in {"card.json": content, "card.html": page(card, survey)}.items():
+        with own_draft(folder / file) as draft:
+            draft.write_text(text_, encoding="utf-8")
+            draft.replace(folder / file)
+    return folder / "card.html"
 
 
 def page(card: Card, survey: Survey | None) -> str:

@@ -97,6 +97,23 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     return Checked(digest, str(hospital), str(run), signed, same_page)
 
 
+def newest_dossier(folder: Path, run: str | None) -> Path:
+    """The file of a run's dossier, or of the newest dossier, in a hospital's folder of dossiers.
+
+    Raises:
+        SettingsError: There is no such dossier.
+    """
+    found = [
+        path for path in folder.glob("*/dossier.json") if run is None or path.parent.name == run
+    ]
+    if not found:
+        raise SettingsError(
+            f"There is no dossier{f' of the run {run}' if run else ''} in {folder}: name "
+            "the hospital with --hospital. A run without synthetic images has none."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
 def _is_same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
     # Compare as JSON, which turns tuples into lists.
     return json.dumps(known | {"written": ""}, sort_keys=True) == json.dumps(
