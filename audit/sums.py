@@ -34,19 +34,12 @@ SHRINKAGE = 0.1  # of a covariance to its mean variance
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Features of images.
+    """Features of images."""
 
-    Attributes:
-        values: z, double [N, d].
-        labels: Classes, int64 [N].
-        patients: Patients, int64 [N].
-        weights: Weights in the sums, double [N].
-    """
-
-    values: Tensor
-    labels: Tensor
-    patients: Tensor
-    weights: Tensor
+    values: Tensor  # z, double [N, d]
+    labels: Tensor  # classes, int64 [N]
+    patients: Tensor  # patients, int64 [N]
+    weights: Tensor  # weights in the sums, double [N]
 
     def __getitem__(self, chosen: Tensor) -> "Features":
         return Features(*(each[chosen] for each in vars(self).values()))
@@ -58,17 +51,11 @@ class Features:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums of features by class.
+    """Sums of features by class."""
 
-    Attributes:
-        counts: double [K].
-        firsts: double [K, d].
-        seconds: double [K, d, d].
-    """
-
-    counts: Tensor
-    firsts: Tensor
-    seconds: Tensor
+    counts: Tensor  # double [K]
+    firsts: Tensor  # double [K, d]
+    seconds: Tensor  # double [K, d, d]
 
 
 def audit_sums(

@@ -45,19 +45,12 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Models:
-    """Probabilities of the models at a hospital for some of its test images.
+    """Probabilities of the models at a hospital for some of its test images."""
 
-    Attributes:
-        alone: Of its own model, which trained alone as long, [N, K].
-        own: Of its own model in ensembles and mixtures, [N, K].
-        held: Of the model that it trained last, or of the ensemble if there is none, [N, K].
-        handed: Of all models of the run, [M, N, K].
-    """
-
-    alone: Scores
-    own: Scores
-    held: Scores
-    handed: Scores
+    alone: Scores  # of its own model, which trained alone as long, [N, K]
+    own: Scores  # of its own model in ensembles and mixtures, [N, K]
+    held: Scores  # of the model that it trained last, or of the ensemble if there is none, [N, K]
+    handed: Scores  # of all models of the run, [M, N, K]
 
     def select(self, images: NDArray[np.bool_]) -> "Models":
         """The probabilities for some of the images, [N]."""

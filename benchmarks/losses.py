@@ -21,15 +21,10 @@ AWAY = "The hospital is away in this round."
 
 @dataclass(frozen=True)
 class Losses:
-    """The lost visits of a run, by its seed; the same ones for all methods.
+    """The lost visits of a run, by its seed; the same ones for all methods."""
 
-    Attributes:
-        share: Probability that a hospital is away in a round.
-        leaves_after: Rounds after which one hospital leaves for good; 0 = no hospital leaves.
-    """
-
-    share: float = 0.0
-    leaves_after: int = 0
+    share: float = 0.0  # probability that a hospital is away in a round
+    leaves_after: int = 0  # rounds after which one hospital leaves for good; 0 = no hospital leaves
 
     def __str__(self) -> str:
         lost = f"lost {self.share:g} " if self.share else ""

@@ -98,18 +98,13 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures.
+    """A column of figures."""
 
-    Attributes:
-        heading: The title, with the unit.
-        scale: The factor from the unit of summary.json to that of the table.
-        values: Returns the figures in a summary; None = not measured. A cell shows the mean and the
-            standard deviation (N - 1) over the figures of all seeds, and the number of figures if
-            some were not measured.
-    """
-
-    heading: str
-    scale: float
+    heading: str  # the title, with the unit
+    scale: float  # the factor from the unit of summary.json to that of the table
+    # Returns the figures in a summary; None = not measured. A cell shows the mean and the standard
+    # deviation (N - 1) over the figures of all seeds, and the number of figures if some were not
+    # measured.
     values: Values
 
 

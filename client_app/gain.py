@@ -60,15 +60,11 @@ Tests = dict[str, dict[str, Pair]]  # by place and metric
 
 @dataclass(frozen=True)
 class Gain:
-    """A metric on some patients, as fractions.
+    """A metric on some patients, as fractions."""
 
-    Attributes:
-        pairs: On each split the metric of a classifier alone, and of one of all departments.
-        share: The share of test images.
-    """
-
+    # On each split the metric of a classifier alone, and of one of all departments
     pairs: Sequence[Pair]
-    share: float
+    share: float  # the share of test images
 
     @property
     def difference(self) -> Figure:

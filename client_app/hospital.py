@@ -38,40 +38,27 @@ from strategies.protocol.settings import (
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital's data, settings and files in one run.
+    """A hospital's data, settings and files in one run."""
 
-    Attributes:
-        name: The hospital's name in the federation.
-        settings: The settings of the run, with the hospital's own `dataset`.
-        data: The images of `task`, on `device`.
-        device: The device for all computations.
-        model: The name of the hospital's first network.
-        store: The hospital's folder.
-        identity: The file with the hospital's own keys.
-        members: The file with the members' keys, or "first-use"; empty = parcels are not sealed.
-        partitions: The number of simulated hospitals that share the data set; 0 = no simulation.
-        policy: The hospital's policy; None in a simulation, where all hospitals have one owner.
-        keep: The models that the hospital keeps (client_app.afterwards.home).
-        own_settings: The settings that the node-config replaces, as "key=value"; files have no
-            name.
-        whole: All images, before they are cut into tasks; None = `data` has them.
-        task: The task, from 1; 0 = no tasks, or all images.
-    """
-
-    name: str
-    settings: Settings
-    data: LocalData
-    device: torch.device
-    model: str
-    store: Store
-    identity: Path = Path()
+    name: str  # the hospital's name in the federation
+    settings: Settings  # the settings of the run, with the hospital's own `dataset`
+    data: LocalData  # the images of `task`, on `device`
+    device: torch.device  # the device for all computations
+    model: str  # the name of the hospital's first network
+    store: Store  # the hospital's folder
+    identity: Path = Path()  # the file with the hospital's own keys
+    # The file with the members' keys, or "first-use"; empty = parcels are not sealed
     members: str = ""
+    # The number of simulated hospitals that share the data set; 0 = no simulation
     partitions: int = 0
+    # The hospital's policy; None in a simulation, where all hospitals have one owner
     policy: Policy | None = None
-    keep: str = "none"
+    keep: str = "none"  # the models that the hospital keeps (client_app.afterwards.home)
+    # The settings that the node-config replaces, as "key=value"; files have no name
     own_settings: tuple[str, ...] = ()
+    # All images, before they are cut into tasks; None = `data` has them
     whole: LocalData | None = None
-    task: int = 0
+    task: int = 0  # the task, from 1; 0 = no tasks, or all images
 
     @property
     def architecture(self) -> Architecture:

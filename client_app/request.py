@@ -64,23 +64,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """All that a hospital needs to test models, for the server or for itself.
+    """All that a hospital needs to test models, for the server or for itself."""
 
-    Attributes:
-        verb: The message type; empty if the hospital asks itself.
-        order: The order; `order.hospital` is the hospital's own name.
-        clock: The clock, which runs since the question came.
-        hospital: The hospital.
-        run: The run's part of the hospital's store.
-        seal: The keys for parcels; None if parcels are not sealed.
-    """
-
-    verb: str
-    order: Order
-    clock: Clock
+    verb: str  # the message type; empty if the hospital asks itself
+    order: Order  # the order; `order.hospital` is the hospital's own name
+    clock: Clock  # the clock, which runs since the question came
     hospital: Hospital
-    run: Store
-    seal: Seal | None
+    run: Store  # the run's part of the hospital's store
+    seal: Seal | None  # the keys for parcels; None if parcels are not sealed
 
     @property
     def is_rewind(self) -> bool:
@@ -90,11 +81,7 @@ class Inquiry:
 
 @dataclass(frozen=True)
 class Request(Inquiry):
-    """An inquiry that came in a message from the server.
-
-    Attributes:
-        message: The message.
-    """
+    """An inquiry that came in a message from the server."""
 
     message: Message
 

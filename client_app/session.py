@@ -21,17 +21,11 @@ from strategies.registry import strategy_of
 
 @dataclass(frozen=True)
 class Session:
-    """A hospital and the method of one run.
+    """A hospital and the method of one run."""
 
-    Attributes:
-        hospital: The hospital, with all its images and its own settings.
-        strategy: The run's method, with the run's settings.
-        images: The fingerprint of the hospital's images and their split.
-    """
-
-    hospital: Hospital
-    strategy: Strategy
-    images: str
+    hospital: Hospital  # the hospital, with all its images and its own settings
+    strategy: Strategy  # the run's method, with the run's settings
+    images: str  # the fingerprint of the hospital's images and their split
 
 
 @dataclass(frozen=True)

@@ -43,31 +43,20 @@ OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital's options for the start of its SuperNode.
+    """A hospital's options for the start of its SuperNode."""
 
-    Attributes:
-        folder: The folder with `ca.crt`, the hospital's key, its approved code, and Flower's files.
-        server: host:port of the SuperLink.
-        name: The hospital's name.
-        data_dir: The hospital's folder of images, or its manifest.
-        store_dir: The hospital's store.
-        members: The file with the keys of all hospitals, "first-use", or "none".
-        policy: The file of its policy; None = `policy.toml` in the folder, if there is one.
-        node_config: Further keys of the node-config, in Flower's notation.
-        any_code: Whether it also runs code that is not approved.
-        runtime_port: The port of the SuperNode for the hospital's processes; 0 = a free one.
-    """
-
+    # The folder with `ca.crt`, the hospital's key, its approved code, and Flower's files
     folder: Path
-    server: str
-    name: str
-    data_dir: Path
-    store_dir: Path = STORES
-    members: str = "none"
+    server: str  # host:port of the SuperLink
+    name: str  # the hospital's name
+    data_dir: Path  # the hospital's folder of images, or its manifest
+    store_dir: Path = STORES  # the hospital's store
+    members: str = "none"  # the file with the keys of all hospitals, "first-use", or "none"
+    # The file of its policy; None = `policy.toml` in the folder, if there is one
     policy: Path | None = None
-    node_config: str = ""
-    any_code: bool = False
-    runtime_port: int = 0
+    node_config: str = ""  # further keys of the node-config, in Flower's notation
+    any_code: bool = False  # whether it also runs code that is not approved
+    runtime_port: int = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
 
 
 def start_supernode(hospital: Hospital) -> None:

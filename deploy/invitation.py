@@ -45,23 +45,14 @@ Key = Annotated[
 
 @declare
 class Invitation:
-    """The keys of an invitation.
+    """The keys of an invitation."""
 
-    Attributes:
-        hospital: The hospital's name.
-        server: host:port of the server.
-        code: The hash of the code that the consortium runs.
-        ends: The time until which the operator accepts an answer.
-        token: The secret of this invitation.
-        pem: The certificate of the consortium's authority.
-    """
-
-    hospital: Name
-    server: Address
-    code: Hash
-    ends: Time
-    token: Token
-    pem: Text
+    hospital: Name  # the hospital's name
+    server: Address  # host:port of the server
+    code: Hash  # the hash of the code that the consortium runs
+    ends: Time  # the time until which the operator accepts an answer
+    token: Token  # the secret of this invitation
+    pem: Text  # the certificate of the consortium's authority
 
     @property
     def certificate(self) -> x509.Certificate:

@@ -44,41 +44,27 @@ Port = Annotated[int, bounds(0, 65535)]
 
 @declare
 class HospitalFile:
-    """The keys of hospital.toml; its paths are relative to its folder.
-
-    Attributes:
-        data: The folder of images, or the manifest.
-        dataset: "folder" or "manifest", if `data` can be read as either.
-        model: The network that the hospital starts with. Without it: the run's.
-        members: The file with the keys of all hospitals, "first-use", or "none".
-        server: host:port of the server.
-        runtime_port: The port of the SuperNode for the hospital's processes; 0 = a free one.
-    """
+    """The keys of hospital.toml; its paths are relative to its folder."""
 
     name: Name
-    data: Text = "images"
-    dataset: Kind = "folder"
-    model: Text = "cnn"
+    data: Text = "images"  # the folder of images, or the manifest
+    dataset: Kind = "folder"  # "folder" or "manifest", if `data` can be read as either
+    model: Text = "cnn"  # The network that the hospital starts with. Without it: the run's.
     store: Text = "store"
     policy: Text = "policy.toml"
-    members: Text = "members"
-    server: Address = "localhost:9092"
-    runtime_port: Port = 0
+    members: Text = "members"  # the file with the keys of all hospitals, "first-use", or "none"
+    server: Address = "localhost:9092"  # host:port of the server
+    runtime_port: Port = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
 
 
 @declare
 class ServerFile:
-    """The keys of server.toml.
+    """The keys of server.toml."""
 
-    Attributes:
-        address: host:port under which hospitals reach the server, for invitations.
-        fleet_address: host:port on which hospitals connect.
-        control_port: The port for commands from the server's own machine.
-    """
-
+    # host:port under which hospitals reach the server, for invitations
     address: Address = "localhost:9092"
-    fleet_address: Address = "0.0.0.0:9092"
-    control_port: Port = 8000
+    fleet_address: Address = "0.0.0.0:9092"  # host:port on which hospitals connect
+    control_port: Port = 8000  # the port for commands from the server's own machine
 
 
 FILES: dict[str, type[Any]] = {"hospital.toml": HospitalFile, "server.toml": ServerFile}

@@ -39,17 +39,11 @@ FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """The sums of some images, in units of 2^-24, modulo 2^64.
+    """The sums of some images, in units of 2^-24, modulo 2^64."""
 
-    Attributes:
-        counts: Weights of the images of each class, int64 [K].
-        firsts: Sums of z, int64 [K, d].
-        seconds: Upper triangles of the sums of z zᵀ, row by row, int64 [K, t].
-    """
-
-    counts: Tensor
-    firsts: Tensor
-    seconds: Tensor
+    counts: Tensor  # weights of the images of each class, int64 [K]
+    firsts: Tensor  # sums of z, int64 [K, d]
+    seconds: Tensor  # upper triangles of the sums of z zᵀ, row by row, int64 [K, t]
 
     def __add__(self, other: "Sums") -> "Sums":
         return self._map(lambda own, its: own + its, other)
@@ -79,23 +73,14 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The training images of a hospital.
+    """The training images of a hospital."""
 
-    Attributes:
-        features: z, float [n, d].
-        labels: Classes, int64 [n].
-        patients: Patient of each image, from 0, int64 [n].
-        classes: Number of classes, K.
-        weights: Weights of the images, from 0 to 1, float [n]; None = 1.
-        factor: A whole number that multiplies all weights of the hospital.
-    """
-
-    features: Tensor
-    labels: Tensor
-    patients: NDArray[np.int64]
-    classes: int
-    weights: Tensor | None = None
-    factor: int = 1
+    features: Tensor  # z, float [n, d]
+    labels: Tensor  # classes, int64 [n]
+    patients: NDArray[np.int64]  # patient of each image, from 0, int64 [n]
+    classes: int  # number of classes, K
+    weights: Tensor | None = None  # weights of the images, from 0 to 1, float [n]; None = 1
+    factor: int = 1  # a whole number that multiplies all weights of the hospital
 
     def sums(self, chosen: Tensor | None = None) -> Sums:
         """The sums of the chosen images, bool [n]; None = all."""

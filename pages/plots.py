@@ -34,19 +34,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture.
+    """A picture."""
 
-    Attributes:
-        size: Attributes of the SVG.
-        about: The name and a description, in words.
-        shapes: The elements of the SVG.
-        key: For each line or mark a sample and its name.
-    """
-
-    size: Mapping[str, object]
-    about: str
-    shapes: Sequence[Shape]
-    key: Sequence[tuple[Sequence[Shape], str]] = ()
+    size: Mapping[str, object]  # attributes of the SVG
+    about: str  # the name and a description, in words
+    shapes: Sequence[Shape]  # the elements of the SVG
+    key: Sequence[tuple[Sequence[Shape], str]] = ()  # for each line or mark a sample and its name
 
 
 @dataclass(frozen=True)
@@ -67,21 +60,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Cells:
-    """Tables of cells below each other.
+    """Tables of cells below each other."""
 
-    Attributes:
-        about: A description, in words.
-        look: Classes of the style sheet.
-        tables: The tables.
-        levels: Places of dashes on the scale of a heat map, in percent.
-        below: The meaning of a dashed frame; empty if there is none.
-    """
-
-    about: str
-    look: str
+    about: str  # a description, in words
+    look: str  # classes of the style sheet
     tables: Sequence[Block]
-    levels: Sequence[str] = ()
-    below: str = ""
+    levels: Sequence[str] = ()  # places of dashes on the scale of a heat map, in percent
+    below: str = ""  # the meaning of a dashed frame; empty if there is none
 
 
 @dataclass(frozen=True)

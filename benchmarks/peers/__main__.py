@@ -48,17 +48,12 @@ WORK = (*BOTH, "rotation")
 
 @dataclass(frozen=True)
 class Peer:
-    """A framework that does the work.
+    """A framework that does the work."""
 
-    Attributes:
-        script: The script in ADAPTERS; "" = benchmarks.peers.ours.
-        requires: The PyPI packages of its environment; () = this app's own environment.
-        methods: The methods that its public interface offers.
-    """
-
-    script: str
+    script: str  # the script in ADAPTERS; "" = benchmarks.peers.ours
+    # The PyPI packages of its environment; () = this app's own environment
     requires: tuple[str, ...] = ()
-    methods: tuple[str, ...] = BOTH
+    methods: tuple[str, ...] = BOTH  # the methods that its public interface offers
 
 
 PEERS = {

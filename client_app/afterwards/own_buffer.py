@@ -47,20 +47,14 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """The result of the examination.
+    """The result of the examination."""
 
-    Attributes:
-        worth: Figures of the model that trained on the synthetic images alone; None if its outputs
-            are not finite.
-        passes: Number of passes over the synthetic images.
-        seconds: Time of training.
-        pairs: Nearest pairs, the nearest first.
-    """
-
+    # Figures of the model that trained on the synthetic images alone; None if its outputs are not
+    # finite
     worth: Assessment | None
-    passes: int
-    seconds: float
-    pairs: list[Pair]
+    passes: int  # number of passes over the synthetic images
+    seconds: float  # time of training
+    pairs: list[Pair]  # nearest pairs, the nearest first
 
 
 def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examination:

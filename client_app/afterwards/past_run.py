@@ -81,21 +81,14 @@ class OwnBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class PastRun:
-    """A past run in the records of a hospital.
-
-    Attributes:
-        folder: The hospital's own folder.
-        lines: Lines of the ledger about the run.
-        fault: Reason why the chain of the ledger is broken; empty if it is intact.
-        other_runs: Other runs in the folder, the newest first.
-    """
+    """A past run in the records of a hospital."""
 
     site: str
-    folder: Path
+    folder: Path  # the hospital's own folder
     run: str
-    lines: Sequence[Line]
-    fault: str
-    other_runs: Sequence[str]
+    lines: Sequence[Line]  # lines of the ledger about the run
+    fault: str  # reason why the chain of the ledger is broken; empty if it is intact
+    other_runs: Sequence[str]  # other runs in the folder, the newest first
 
     @classmethod
     def find(cls, site: str, store: Path, run: str | None) -> "PastRun":

@@ -32,18 +32,12 @@ from strategies.protocol.text import inert
 
 @dataclass(frozen=True)
 class Predictor:
-    """One model, or a mixture of models for the same classes and form of images.
+    """One model, or a mixture of models for the same classes and form of images."""
 
-    Attributes:
-        networks: Each maps uint8 [N, C, H, W] to logits [N, K].
-        weights: Weight of each network; only proportions count.
-        temperature: Above 1, predictions are less confident than those of the networks; below 1,
-            more confident.
-    """
-
-    networks: Sequence[nn.Module]
+    networks: Sequence[nn.Module]  # each maps uint8 [N, C, H, W] to logits [N, K]
     manifests: Sequence[ModelManifest]
-    weights: Sequence[float]
+    weights: Sequence[float]  # weight of each network; only proportions count
+    # Above 1, predictions are less confident than those of the networks; below 1, more confident
     temperature: float = 1.0
 
     @classmethod

@@ -57,17 +57,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Identity:
-    """A hospital's keys.
+    """A hospital's keys."""
 
-    Attributes:
-        name: The hospital's name.
-        signing: The private key that signs.
-        reading: The private key that decrypts messages for the hospital.
-    """
-
-    name: str
-    signing: Ed25519PrivateKey
-    reading: X25519PrivateKey
+    name: str  # the hospital's name
+    signing: Ed25519PrivateKey  # the private key that signs
+    reading: X25519PrivateKey  # the private key that decrypts messages for the hospital
 
     @classmethod
     def load(cls, name: str, path: Path) -> "Identity":

@@ -59,17 +59,11 @@ MOST, LONG_KEY = 300, 100  # most settings, and most characters of a key; valid 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a ledger.
+    """A line of a ledger."""
 
-    Attributes:
-        number: The line's number, from 1.
-        hash: SHA-256 of the line.
-        entry: The line's content.
-    """
-
-    number: int
-    hash: str
-    entry: dict[str, Any]
+    number: int  # the line's number, from 1
+    hash: str  # SHA-256 of the line
+    entry: dict[str, Any]  # the line's content
 
 
 class OwnLedger:

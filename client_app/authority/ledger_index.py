@@ -46,27 +46,16 @@ class BrokenLedger(ValueError):
 
 @dataclass(frozen=True)
 class Head:
-    """The end of a ledger, and the size of the hospital's store.
+    """The end of a ledger, and the size of the hospital's store."""
 
-    Attributes:
-        lines: The number of lines.
-        start: The start of the last line, in bytes.
-        size: The end of the last line, in bytes.
-        hash: SHA-256 of the last line.
-        kept: The number of files in the table `kept`.
-        used: The estimated size of the store, in bytes.
-        counted: The time of the last measurement of the store, in seconds since 1970.
-        most: The largest allowed size of the store, in bytes; 0 = never measured.
-    """
-
-    lines: int = 0
-    start: int = 0
-    size: int = 0
-    hash: str = sha256(b"").hexdigest()
-    kept: int = 0
-    used: int = 0
-    counted: float = 0.0
-    most: float = 0.0
+    lines: int = 0  # the number of lines
+    start: int = 0  # the start of the last line, in bytes
+    size: int = 0  # the end of the last line, in bytes
+    hash: str = sha256(b"").hexdigest()  # SHA-256 of the last line
+    kept: int = 0  # the number of files in the table `kept`
+    used: int = 0  # the estimated size of the store, in bytes
+    counted: float = 0.0  # the time of the last measurement of the store, in seconds since 1970
+    most: float = 0.0  # the largest allowed size of the store, in bytes; 0 = never measured
 
 
 class Index:

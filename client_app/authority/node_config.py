@@ -57,12 +57,7 @@ _Kept = Annotated[
 
 @declare
 class NodeConfig:
-    """The keys of a node-config, beside the settings of a run that a hospital may set itself.
-
-    Attributes:
-        keep: The models that the hospital keeps (client_app.afterwards.home).
-        resident: Whether a process stays between messages (warm/resident.py).
-    """
+    """The keys of a node-config, beside the settings of a run that a hospital may set itself."""
 
     site: _Text = ""
     dataset: _Text = ""
@@ -71,9 +66,9 @@ class NodeConfig:
     members: _Text = ""
     identity: _Text = ""
     policy: _Text = ""
-    keep: _Kept = ""
+    keep: _Kept = ""  # the models that the hospital keeps (client_app.afterwards.home)
     model: _Text = ""
-    resident: bool = False
+    resident: bool = False  # whether a process stays between messages (warm/resident.py)
     partition_id: Count = 0
     num_partitions: Count = 0
 

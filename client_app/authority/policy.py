@@ -80,19 +80,12 @@ FIGURES = tuple(
 
 @dataclass(frozen=True)
 class Ruling:
-    """The ruling of one rule on a run.
+    """The ruling of one rule on a run."""
 
-    Attributes:
-        rule: The rule, as "table.name".
-        allowed: The allowed values, in words.
-        requested: The value that the run asks for.
-        holds: Whether the rule allows that value.
-    """
-
-    rule: str
-    allowed: str
-    requested: object
-    holds: bool
+    rule: str  # the rule, as "table.name"
+    allowed: str  # the allowed values, in words
+    requested: object  # the value that the run asks for
+    holds: bool  # whether the rule allows that value
 
 
 class Rules:

@@ -26,19 +26,12 @@ from strategies.protocol.shapes import from_json
 
 @dataclass(frozen=True)
 class Spent:
-    """Releases of one kind.
+    """Releases of one kind."""
 
-    Attributes:
-        what: A description for the hospital.
-        noise: Standard deviation of the noise, in sensitivities.
-        rate: Probability that a patient (or image) is in a step; 1 = always.
-        steps: Number of releases, each with its own noise.
-    """
-
-    what: str
-    noise: float
-    rate: float = 1.0
-    steps: int = 1
+    what: str  # a description for the hospital
+    noise: float  # standard deviation of the noise, in sensitivities
+    rate: float = 1.0  # probability that a patient (or image) is in a step; 1 = always
+    steps: int = 1  # number of releases, each with its own noise
 
 
 class Account:

@@ -46,27 +46,16 @@ LONGEST_HEAD = 2**20  # bytes; enough for some 5,000 members
 
 @dataclass(frozen=True)
 class Head:
-    """The signed head of a sealed record.
+    """The signed head of a sealed record."""
 
-    Attributes:
-        run: The identity of the run.
-        record: The record's name in the parcel.
-        sender: The hospital that sealed the record.
-        lineage: The lineage of the parcel.
-        label: The hash of the parcel's label.
-        hash: The hash of the ciphertext.
-        ephemeral: The record's own public key.
-        keys: The record's key, wrapped for each member, by name.
-    """
-
-    run: str
-    record: str
-    sender: str
-    lineage: str
-    label: str
-    hash: str
-    ephemeral: str
-    keys: dict[str, str]
+    run: str  # the identity of the run
+    record: str  # the record's name in the parcel
+    sender: str  # the hospital that sealed the record
+    lineage: str  # the lineage of the parcel
+    label: str  # the hash of the parcel's label
+    hash: str  # the hash of the ciphertext
+    ephemeral: str  # the record's own public key
+    keys: dict[str, str]  # the record's key, wrapped for each member, by name
 
     @classmethod
     def parse(cls, text: bytes) -> "Head":
@@ -85,17 +74,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Seal:
-    """A hospital's keys for the parcels of one run.
+    """A hospital's keys for the parcels of one run."""
 
-    Attributes:
-        identity: The hospital's own keys.
-        members: The senders and recipients of sealed parcels, by name.
-        run: The identity of the run.
-    """
-
-    identity: Identity
-    members: Mapping[str, Member]
-    run: str
+    identity: Identity  # the hospital's own keys
+    members: Mapping[str, Member]  # the senders and recipients of sealed parcels, by name
+    run: str  # the identity of the run
 
     def close(self, parcel: RecordDict) -> RecordDict:
         """Seal all array records of a parcel for all members."""

@@ -24,19 +24,13 @@ NO_CLASS = re.compile(
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a hospital's data.
+    """A problem of a hospital's data."""
 
-    Attributes:
-        problem: Class of the problem; the server learns nothing else.
-        text: Description for the hospital alone; it may name classes and columns, but no image.
-        advice: The cure.
-        level: "red": the hospital cannot take part with such data; "amber": somebody should look at
-            the data; "note": for information.
-    """
-
-    problem: str
-    text: str
-    advice: str
+    problem: str  # class of the problem; the server learns nothing else
+    text: str  # description for the hospital alone; it may name classes and columns, but no image
+    advice: str  # the cure
+    # "red": the hospital cannot take part with such data; "amber": somebody should look at the
+    # data; "note": for information
     level: Literal["red", "amber", "note"] = "red"
 
 

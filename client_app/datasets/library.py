@@ -64,21 +64,14 @@ _Key = tuple[str, int]  # path or content, and slice
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages:
-    """The images of a listing of n, in one form.
+    """The images of a listing of n, in one form."""
 
-    Attributes:
-        pixels: uint8 [M, C, H, W], mapped from a file.
-        rows: int64 [n], row of each image in `pixels`; -1 = the image cannot be used.
-        reasons: [n], why an image cannot be used; empty if it can.
-        headers: [n], header of each file; None if it could not be read.
-        contents: [n], SHA-256 of each file; empty if the file could not be read.
-    """
-
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[np.uint8]  # uint8 [M, C, H, W], mapped from a file
+    # int64 [n], row of each image in `pixels`; -1 = the image cannot be used
     rows: NDArray[np.int64]
-    reasons: list[str]
-    headers: list[Header | None]
-    contents: list[str]
+    reasons: list[str]  # [n], why an image cannot be used; empty if it can
+    headers: list[Header | None]  # [n], header of each file; None if it could not be read
+    contents: list[str]  # [n], SHA-256 of each file; empty if the file could not be read
 
 
 @dataclass

@@ -42,25 +42,17 @@ _NamesIn = Callable[[Path], dict[str, list[str]]]
 
 @dataclass(frozen=True)
 class Entry:
-    """An image that is listed.
+    """An image that is listed."""
 
-    Attributes:
-        where: Path below the folder, or the manifest's row with its image; for the hospital alone.
-        group: Name of the image's group; empty = the image is on its own.
-        split: "train", "test", or empty if the hospital chooses.
-        site: The hospital of the image; empty = unknown.
-        slice: Number of the slice of a volume; None = the file is one image.
-        task: The task in which the image arrives, from 1; 0 = unknown.
-    """
-
+    # Path below the folder, or the manifest's row with its image; for the hospital alone
     where: str
     file: Path
     label: str
-    group: str = ""
-    split: str = ""
-    site: str = ""
-    slice: int | None = None
-    task: int = 0
+    group: str = ""  # name of the image's group; empty = the image is on its own
+    split: str = ""  # "train", "test", or empty if the hospital chooses
+    site: str = ""  # the hospital of the image; empty = unknown
+    slice: int | None = None  # number of the slice of a volume; None = the file is one image
+    task: int = 0  # the task in which the image arrives, from 1; 0 = unknown
 
 
 @dataclass(frozen=True)
@@ -76,22 +68,15 @@ class Unusable:
 
 @dataclass(frozen=True)
 class Listing:
-    """All images of a hospital.
+    """All images of a hospital."""
 
-    Attributes:
-        source: The manifest, or the folder of folders.
-        entries: The images in their right place.
-        unusable: All other images.
-        ignored: Number of other files by kind: SYSTEM, the name of a format that is not read, or
-            empty for an unknown kind.
-        columns: The columns of the manifest.
-    """
-
-    source: Path
-    entries: list[Entry] = field(default_factory=list)
-    unusable: list[Unusable] = field(default_factory=list)
+    source: Path  # the manifest, or the folder of folders
+    entries: list[Entry] = field(default_factory=list)  # the images in their right place
+    unusable: list[Unusable] = field(default_factory=list)  # all other images
+    # Number of other files by kind: SYSTEM, the name of a format that is not read, or empty for an
+    # unknown kind
     ignored: Counter[str] = field(default_factory=Counter)
-    columns: Columns = field(default_factory=Columns)
+    columns: Columns = field(default_factory=Columns)  # the columns of the manifest
 
 
 class _RowError(ValueError):

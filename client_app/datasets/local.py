@@ -13,26 +13,18 @@ from learning.models import Architecture
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """The images of one hospital.
-
-    Attributes:
-        classes: Names of the classes; labels are indices into them.
-        quarantined: Number of further images that cannot be used.
-        fingerprint: Fingerprint of the pool.
-        output_tasks: int64 [K], task of each output's class; None if tasks share outputs.
-        tasks: The cut in tasks that is not yet made; None if there is none.
-        kind: Kind of the pool.
-        whole: The network whose frozen part made the features (`Pool.whole`); None for images.
-    """
+    """The images of one hospital."""
 
     train: LocalSamples
     test: LocalSamples
-    classes: tuple[str, ...]
-    quarantined: int = 0
-    fingerprint: str = ""
+    classes: tuple[str, ...]  # names of the classes; labels are indices into them
+    quarantined: int = 0  # number of further images that cannot be used
+    fingerprint: str = ""  # fingerprint of the pool
+    # int64 [K], task of each output's class; None if tasks share outputs
     output_tasks: Indices | None = None
-    tasks: Tasks | None = None
-    kind: str = ""
+    tasks: Tasks | None = None  # the cut in tasks that is not yet made; None if there is none
+    kind: str = ""  # kind of the pool
+    # The network whose frozen part made the features (`Pool.whole`); None for images
     whole: Architecture | None = None
 
     def to(self, device: torch.device) -> "LocalData":

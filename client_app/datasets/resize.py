@@ -15,19 +15,13 @@ from strategies.protocol.settings import Settings
 
 @dataclass(frozen=True)
 class Form:
-    """A form of images.
+    """A form of images."""
 
-    Attributes:
-        size: Height and width in pixels; 0 = unchanged, at any `fit`.
-        fit: "squash" resizes each side on its own. "pad" keeps the proportions, shrinks larger
-            images, and fills the border with black. "crop" keeps the proportions and the middle of
-            the longer side.
-        channels: 3 = grey images get three equal channels; 0 = unchanged.
-    """
-
-    size: int = 0
+    size: int = 0  # height and width in pixels; 0 = unchanged, at any `fit`
+    # "squash" resizes each side on its own. "pad" keeps the proportions, shrinks larger images, and
+    # fills the border with black. "crop" keeps the proportions and the middle of the longer side
     fit: Literal["squash", "pad", "crop"] = "squash"
-    channels: Literal[0, 3] = 0
+    channels: Literal[0, 3] = 0  # 3 = grey images get three equal channels; 0 = unchanged
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Form":

@@ -16,19 +16,14 @@ _SYSTEM = re.compile(
 
 @dataclass(frozen=True)
 class Format:
-    """A format that is not read.
-
-    Attributes:
-        suffixes: Suffixes of file names, separated by blanks.
-        start: Regular expression for the first bytes; empty if a TIFF begins in the same way.
-        level: Level of the finding if a folder holds such files.
-    """
+    """A format that is not read."""
 
     name: str
-    suffixes: str
+    suffixes: str  # suffixes of file names, separated by blanks
     cure: str
+    # Regular expression for the first bytes; empty if a TIFF begins in the same way
     start: bytes = b""
-    level: Literal["amber", "note"] = "amber"
+    level: Literal["amber", "note"] = "amber"  # level of the finding if a folder holds such files
 
     def __str__(self) -> str:
         return f"is in a format that is not read here ({self.name}): {self.cure}"

@@ -76,34 +76,22 @@ RECALL, SENSITIVITY, SPECIFICITY = (
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The outputs of a model for the hospital's images.
+    """The outputs of a model for the hospital's images."""
 
-    Attributes:
-        model: Fingerprint of the model.
-        test: Probabilities for all test images [n, K].
-        seen: Probabilities for the training images of operating points [t, K].
-    """
-
-    model: str
-    test: Tensor
-    seen: Tensor
+    model: str  # fingerprint of the model
+    test: Tensor  # probabilities for all test images [n, K]
+    seen: Tensor  # probabilities for the training images of operating points [t, K]
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The details of a model.
+    """The details of a model."""
 
-    Attributes:
-        sureness: Source of intervals.
-        figures: Name -> figure that may leave.
-        recalls: Estimated recall of each class with test images; intervals without the noise.
-        noise: Standard deviation of the noise in the balanced accuracy; 0 = no noise.
-    """
-
-    sureness: Sureness
-    figures: dict[str, float]
+    sureness: Sureness  # source of intervals
+    figures: dict[str, float]  # name -> figure that may leave
+    # Estimated recall of each class with test images; intervals without the noise
     recalls: list[Estimate]
-    noise: float
+    noise: float  # standard deviation of the noise in the balanced accuracy; 0 = no noise
 
 
 class Details:

@@ -21,24 +21,16 @@ Part = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one run.
+    """The work of one run."""
 
-    Attributes:
-        folder: The folder of the run, with parts.npz; also for marks and result.
-        method: handoff (one model visits the hospitals in turn), rotation (each hospital trains
-            another hospital's model) or fedavg.
-        hospitals: The number of hospitals.
-        rounds: The number of rounds; in each round every hospital trains for one epoch.
-        batch_size: Images per step.
-        learning_rate: The learning rate of plain SGD.
-    """
-
-    folder: Path
+    folder: Path  # the folder of the run, with parts.npz; also for marks and result
+    # handoff (one model visits the hospitals in turn), rotation (each hospital trains another
+    # hospital's model) or fedavg
     method: str
-    hospitals: int
-    rounds: int
-    batch_size: int
-    learning_rate: float
+    hospitals: int  # the number of hospitals
+    rounds: int  # the number of rounds; in each round every hospital trains for one epoch
+    batch_size: int  # images per step
+    learning_rate: float  # the learning rate of plain SGD
 
     def train_part(self, hospital: int) -> Part:
         """The training images [n, 784], from 0 to 1, and labels [n] of one hospital."""

@@ -19,31 +19,19 @@ from learning.samples import Samples
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One buffer to make.
-
-    Attributes:
-        hospital: The hospital.
-        size: Number of synthetic images.
-        train: The hospital's training images, in memory.
-        learnt: Training images that the sampler learns from.
-        fingerprint: Hash of `train`.
-        preset: Size and schedule of the GAN.
-        distance: The perceptual distance of the privacy term, the audit and the figures.
-        seed: Seed of all random numbers.
-        folder: Folder of the sampler.
-        deadline: Time limit, in the time of `time.monotonic`.
-    """
+    """One buffer to make."""
 
     hospital: Hospital
-    size: int
-    train: Samples
-    learnt: Samples
-    fingerprint: str
-    preset: Preset
+    size: int  # number of synthetic images
+    train: Samples  # the hospital's training images, in memory
+    learnt: Samples  # training images that the sampler learns from
+    fingerprint: str  # hash of `train`
+    preset: Preset  # size and schedule of the GAN
+    # The perceptual distance of the privacy term, the audit and the figures
     distance: PairwiseLPIPS
-    seed: int
-    folder: Path
-    deadline: float
+    seed: int  # seed of all random numbers
+    folder: Path  # folder of the sampler
+    deadline: float  # time limit, in the time of `time.monotonic`
 
     def pictures(self) -> Path:
         """The folder for pictures: `folder`, or a folder in it for a sampler with code sets."""
@@ -67,17 +55,12 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Synthetic images that may leave.
+    """Synthetic images that may leave."""
 
-    Attributes:
-        samples: The synthetic images with labels.
-        figures: Figures of the sampler and the audit, under declared names.
-        attacked: Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if
-            there was no attack.
-    """
-
-    samples: Samples
-    figures: dict[str, float]
+    samples: Samples  # the synthetic images with labels
+    figures: dict[str, float]  # figures of the sampler and the audit, under declared names
+    # Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if there was no
+    # attack
     attacked: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -15,15 +15,10 @@ from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
 
 
 class Sampler(Protocol):
-    """A sampler, which has learnt from a hospital's images and renders synthetic images.
+    """A sampler, which has learnt from a hospital's images and renders synthetic images."""
 
-    Attributes:
-        figures: Its measured figures, under declared names.
-        classes: Classes that it can render, int64 [.].
-    """
-
-    figures: dict[str, float]
-    classes: Tensor
+    figures: dict[str, float]  # its measured figures, under declared names
+    classes: Tensor  # classes that it can render, int64 [.]
 
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own.

@@ -44,21 +44,13 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of the check of a dossier.
+    """The result of the check of a dossier."""
 
-    Attributes:
-        hash: SHA-256 of dossier.json, which travels with the buffer.
-        hospital: Name of the hospital, by the dossier.
-        run: Identity of the run, by the dossier.
-        signed: Whether the hospital has signed the dossier.
-        page: Whether dossier.html matches dossier.json.
-    """
-
-    hash: str
-    hospital: str
-    run: str
-    signed: bool
-    page: bool
+    hash: str  # SHA-256 of dossier.json, which travels with the buffer
+    hospital: str  # name of the hospital, by the dossier
+    run: str  # identity of the run, by the dossier
+    signed: bool  # whether the hospital has signed the dossier
+    page: bool  # whether dossier.html matches dossier.json
 
     @property
     def holds(self) -> bool:

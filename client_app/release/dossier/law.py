@@ -11,17 +11,11 @@ from typing import Any, NamedTuple
 
 
 class Answer(NamedTuple):
-    """The answer of a dossier to one question.
+    """The answer of a dossier to one question."""
 
-    Attributes:
-        question: The question of the opinion, in short.
-        speaks: Evidence in the dossier; empty if there is none.
-        silent: Gaps of the evidence.
-    """
-
-    question: str
-    speaks: str
-    silent: str
+    question: str  # the question of the opinion, in short
+    speaks: str  # evidence in the dossier; empty if there is none
+    silent: str  # gaps of the evidence
 
 
 def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
