@@ -153,10 +153,8 @@ def interval(gains: list[float]) -> str:
 def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
     """The balanced accuracy of each rule after a run, mean over hospitals.
 
-    Args:
-        alone: The run in which each hospital trained alone as long.
-        own: The run with the hospitals' own models in ensembles and mixtures.
-        run: The run.
+    In `alone` each hospital trained alone as long. `own` has the hospitals' own models in ensembles
+    and mixtures.
     """
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
     handed = read_probabilities(run)

@@ -85,10 +85,7 @@ def steps(folder: Path, runs: Path, device: torch.device) -> dict[str, list[str]
 def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
     """Run a command; end it and all its processes at the limit.
 
-    Args:
-        command: The command; it runs in the repository's folder.
-        log: The file for its output.
-        limit: The time limit in seconds.
+    The command runs in the repository's folder. Its output goes to `log`. The limit is in seconds.
 
     Returns:
         Its `seconds`, and its `error`: None, or the reason of the failure.

@@ -42,14 +42,7 @@ NONE = Losses()
 
 
 class UnreliableGrid(WorkersGrid):
-    """The hospitals of one run, with lost visits.
-
-    Args:
-        losses: The lost visits.
-        workers: The processes, as in `WorkersGrid`.
-        hospitals: The number of simulated hospitals.
-        run_config: The settings of the run.
-    """
+    """The hospitals of one run, with lost visits."""
 
     def __init__(
         self, losses: Losses, workers: Workers, hospitals: int, run_config: dict[str, Any]

@@ -284,9 +284,7 @@ def _value(default: Any, text: str) -> Any:
 def check_table(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
     """Check a table, except what needs the images.
 
-    Args:
-        described: The table, from `read_table`.
-        data: The folders of --data.
+    `data` are the folders of --data.
 
     Raises:
         TableError: Two parts of the table do not fit together, or the value of a setting cannot be
@@ -528,10 +526,7 @@ def run_missing(
 ) -> bool:
     """Do the runs that are not completed yet, and print the name of each.
 
-    Args:
-        table: The table.
-        output: The table's folder.
-        start: Does a run, by its output-dir, row and settings, and returns the result folder.
+    `start` does a run, by its output-dir, row and settings, and returns the result folder.
 
     Returns:
         Whether all runs are completed now.
@@ -577,10 +572,7 @@ def render(table: Table, output: Path, command: str) -> str:
 
     A last column counts the buffers that were released, of those that hospitals made, if any were.
 
-    Args:
-        table: The table.
-        output: The table's folder.
-        command: The command that did the runs.
+    `command` did the runs.
     """
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()

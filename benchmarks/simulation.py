@@ -40,9 +40,7 @@ class RunFailed(RuntimeError):
 def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     """A SuperLink for simulations, with its files in `folder`.
 
-    Args:
-        folder: The folder for its files; created here.
-        variables: Environment variables for the SuperLink and its hospitals.
+    The folder is created here. `variables` are for the SuperLink and its hospitals.
 
     Yields:
         The environment variables with which `flwr` finds the SuperLink as "local".

@@ -82,10 +82,8 @@ def measure_gains(
     A place is a department's name; `HOME`, the mean over the departments on their own patients; or
     `ELSEWHERE`, the mean over all pairs of a department and the patients of another one.
 
-    Args:
-        folders: The folder or manifest of each department.
-        store: Folder for decoded images and features.
-        splits: Number of splits, 2 or more.
+    Each department has a folder or a manifest. `store` is for decoded images and features. There
+    are 2 or more `splits`.
 
     Raises:
         ModelError: The frozen network or its weights are missing.

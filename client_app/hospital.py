@@ -102,9 +102,7 @@ class Hospital:
 
         A head on features always has random weights: `pretrained` is for the frozen network.
 
-        Args:
-            own_start: Whether the hospital has its own random weights; else all hospitals have the
-                same.
+        With `own_start` the hospital has its own random weights; else all hospitals have the same.
 
         Raises:
             ModelError: The network cannot be built, or the trained weights are for another one.
@@ -156,8 +154,7 @@ class Hospital:
     def public(self, key: str) -> Samples:
         """All images of the public archive that a setting names.
 
-        Args:
-            key: The setting; its value is `PUBLIC` and an absolute path.
+        The value of the setting `key` is `PUBLIC` and an absolute path.
 
         Raises:
             SettingsError: The setting names no archive.

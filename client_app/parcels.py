@@ -44,11 +44,7 @@ def unpack(
 ) -> tuple[nn.Module, Manifest, dict[str, dict[str, Tensor]]]:
     """Check and open a parcel, and complete its network with the local keys.
 
-    Args:
-        request: The request with the parcel.
-        parcel: The parcel from the message.
-        tested: Whether the model is tested after the visit of this round and hop, not trained in
-            it.
+    `tested`: the model is tested after the visit of this round and hop, not trained in it.
 
     Returns:
         The network on the hospital's device, the parcel's label, and the tensors beside the model,

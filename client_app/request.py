@@ -37,8 +37,7 @@ def log_once(text: str) -> None:
 class Clock:
     """The clock of one message, with its deadline and the measured times. Starts on arrival.
 
-    Args:
-        allowed: Seconds until the message expires.
+    `allowed` are the seconds until the message expires.
 
     Attributes:
         deadline: The deadline, in the time of `time.monotonic`.

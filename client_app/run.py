@@ -46,11 +46,8 @@ def check_same(
     Otherwise test images could become training images, and training with noise could go on without
     noise.
 
-    Args:
-        run: The run's folder; keeps the terms of the first message.
-        fingerprint: The fingerprint of the hospital's images and their split.
-        settings: The settings of the run; some may change when it is resumed.
-        classes: The names of the federation's classes; empty before they are known.
+    The run's folder keeps the terms of its first message. Some settings may change when the run is
+    resumed. `classes` are empty before they are known.
 
     Raises:
         DataError: The images have changed.
@@ -86,11 +83,8 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
 
     Only labels of sealed parcels can be trusted: the server can write any label on other parcels.
 
-    Args:
-        run: The run's folder.
-        label: The label of the model's parcel.
-        tested: Whether the model is tested; else it is trained. All models of one round may be
-            tested, in any order.
+    With `tested` the model is tested, else trained. All models of one round may be tested, in any
+    order.
 
     Raises:
         ParcelError: The model is older.
@@ -160,9 +154,7 @@ class ModelCount:
 def count_visit(run: Store, most: int) -> None:
     """Count a visit before its training: a server can order a round many times.
 
-    Args:
-        run: The run's folder.
-        most: The largest number of visits in a day, in all runs.
+    `most` is the largest number of visits in a day, in all runs.
 
     Raises:
         PolicyError: The number of visits would be too large.

@@ -86,8 +86,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
 class Store:
     """Named sets of arrays in one folder.
 
-    Args:
-        folder: The folder; made at the first `save`.
+    The folder is made at the first `save`.
     """
 
     def __init__(self, folder: Path) -> None:

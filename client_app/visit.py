@@ -67,9 +67,6 @@ def train_here(message: Message, context: Context) -> Message:
 class Visit:
     """A visit; the methods are its steps, in order.
 
-    Args:
-        request: The request for the visit.
-
     Attributes:
         network: The model; training changes it.
         old_label: The label of the parcel that arrived.

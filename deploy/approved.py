@@ -19,10 +19,6 @@ DIGITS = 16  # digits of a hash in the name of a folder
 def approve(folder: Path, checkout: Path) -> str:
     """Copy a checkout's code, which the hospital then runs from its next start on.
 
-    Args:
-        folder: The hospital's folder.
-        checkout: A checkout of this repository.
-
     Returns:
         The hash of the code.
 

@@ -29,11 +29,7 @@ class Finder(MetaPathFinder):
     invalidate_caches = staticmethod(PathFinder.invalidate_caches)
 
     def __init__(self, approved: Path) -> None:
-        """Trust the folders that are on `sys.path` now.
-
-        Args:
-            approved: The folder with the app's packages.
-        """
+        """Trust the folders that are on `sys.path` now."""
         self._approved = [str(approved)]
         self._packages = {each.name for each in approved.iterdir()}
         self._path = [*sys.path]

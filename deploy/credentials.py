@@ -33,9 +33,7 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
 
     An existing authority is kept, so that a server can get a new certificate.
 
-    Args:
-        folder: The folder for the files; made if it does not exist.
-        names: Host names and IP addresses under which hospitals reach the server.
+    Hospitals reach the server under `names`: host names and IP addresses.
 
     Raises:
         DeployError: A name is not valid, or the server already has a certificate.

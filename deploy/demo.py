@@ -42,8 +42,7 @@ FEDHANDOFF = [sys.executable, "-m", "cli"]
 def demonstrate(asynchronous: bool = False) -> None:
     """Start server and hospitals, do a run, and end them.
 
-    Args:
-        asynchronous: Whether the run has queues instead of rounds; the last hospital is slow.
+    With `asynchronous` the run has queues instead of rounds, and the last hospital is slow.
 
     Raises:
         DeployError: The server has not started.

@@ -87,11 +87,7 @@ class Answer:
 def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     """Write an invitation; an earlier one for the hospital is no longer accepted.
 
-    Args:
-        folder: The server's folder, with the address in its server.toml.
-        hospital: The hospital's name.
-        file: The invitation.
-        days: The number of days for which it is accepted.
+    The server's folder has the address in its server.toml. The invitation is accepted for `days`.
 
     Raises:
         DeployError: The name is not valid, or the server has no address or certificate.
@@ -133,10 +129,6 @@ def read_invitation(file: Path) -> Invitation:
 
 def write_answer(folder: Path, invitation: Invitation) -> Path:
     """Write a hospital's answer to an invitation, and the authority's certificate.
-
-    Args:
-        folder: The hospital's folder, with its key.
-        invitation: The invitation.
 
     Returns:
         The answer.

@@ -73,9 +73,7 @@ FILES: dict[str, type[Any]] = {"hospital.toml": HospitalFile, "server.toml": Ser
 def find_folder(chosen: Path, file: str) -> Path:
     """The folder that a person has named: a name below ~/fedhandoff, or a path.
 
-    Args:
-        chosen: The name or path.
-        file: The file that the folder should have.
+    `chosen` is a name or a path. The folder should have `file`.
     """
     path = expand(chosen)
     is_bare = len(path.parts) == 1 and not path.is_absolute()

@@ -20,10 +20,7 @@ FILE = "running.json"
 def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
     """Lock a folder for the block.
 
-    Args:
-        folder: The server's or hospital's folder.
-        what: A name of the process, for messages.
-        facts: Facts about the process for `status`.
+    `what` names the process in messages. `facts` are for `status`.
 
     Raises:
         DeployError: The folder cannot be written to, or a process already runs from it.

@@ -41,10 +41,8 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     SuperLink accepts commands (`register`, `run`) only from this machine, from users who can read
     the folder (deploy.control).
 
-    Args:
-        folder: The folder of `make_authority`; also for all files of the server.
-        fleet_address: host:port on which hospitals connect.
-        control_port: Port for commands, if they have their own port (deploy.transport).
+    The folder is that of `make_authority`. `control_port` counts if commands have their own port
+    (deploy.transport).
 
     Raises:
         DeployError: The address is not host:port, a certificate is missing or not valid, the folder

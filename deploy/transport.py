@@ -43,11 +43,9 @@ def split_address(text: str, option: str) -> tuple[str, int]:
 
 
 def listen_options(fleet_address: str, control_port: int) -> list[str]:
-    """The options of a SuperLink that listens for hospitals at `fleet_address`.
+    """The options of a SuperLink that listens for hospitals at `fleet_address`, a host:port.
 
-    Args:
-        fleet_address: host:port.
-        control_port: Port of 127.0.0.1 for commands, if they have their own port.
+    `control_port` is a port of 127.0.0.1 for commands, if they have their own port.
     """
     if not ONE_PORT:
         own = ["--host", "127.0.0.1", "--port", str(control_port)]

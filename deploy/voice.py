@@ -66,12 +66,7 @@ class Voice:
 
 
 class SuperNodeVoice(Voice):
-    """Prints the output of a hospital's SuperNode.
-
-    Args:
-        hospital: The hospital's name.
-        server: The address of the server.
-    """
+    """Prints the output of a hospital's SuperNode."""
 
     def __init__(self, hospital: str, server: str) -> None:
         super().__init__()
@@ -114,8 +109,7 @@ class SuperNodeVoice(Voice):
 class SuperLinkVoice(Voice):
     """Prints the output of the server's SuperLink.
 
-    Args:
-        names: Returns the names of the hospitals, by node.
+    `names` returns the names of the hospitals, by node.
     """
 
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:

@@ -39,9 +39,7 @@ class Watch:
     def __init__(self, process: subprocess.Popen[bytes], voice: Voice) -> None:
         """Start to read the output.
 
-        Args:
-            process: The SuperNode. It leads a process group; its output goes to a pipe.
-            voice: Passes the output on.
+        The SuperNode leads a process group, and its output goes to a pipe. `voice` passes it on.
         """
         self._voice = voice
         self._group = process.pid

@@ -17,11 +17,7 @@ def check_suited(
 ) -> None:
     """Refuse settings and networks with which visits would fail.
 
-    Args:
-        learner: The name of the learner.
-        architecture: The network that the visits train.
-        settings: The settings of the run.
-        sized: Whether the size of the images is known. Else the network is not tried on them.
+    `sized`: the size of the images is known. Else the network is not tried on them.
 
     Raises:
         SettingsError: A setting that the learner reads cannot be used, or not with such images.

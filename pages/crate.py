@@ -63,10 +63,7 @@ class Contents:
 def write_crate(folder: Path, contents: Contents, now: str) -> Path:
     """The crate's file in a folder; writes it, or checks the files against the one that is there.
 
-    Args:
-        folder: The folder, which has all files of `contents`.
-        contents: The facts of the crate.
-        now: The time, in ISO 8601.
+    The folder has all files of `contents`. `now` is in ISO 8601.
 
     Raises:
         CrateError: The extra is missing; or a file is not the one that the crate names.

@@ -55,12 +55,8 @@ def assessment(
 ) -> Assessment:
     """A hospital's figures of a model; None for a figure that is not reported.
 
-    Args:
-        kind: "model", "ensemble", or "standalone": the hospital's own before the first hand-off.
-        model: The lineage of the model.
-        hospital: The hospital that tested it.
-        metrics: The metrics that the hospital reported.
-        classes: Names of the classes, in order.
+    `kind` is "model", "ensemble", or "standalone": the hospital's own before the first hand-off.
+    `model` is a lineage.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
     gain, complete = _figure(metrics, "gain"), all(each["images"] for each in described)

@@ -126,12 +126,8 @@ def chart(
 ) -> Picture:
     """Lines with a key below.
 
-    Args:
-        title: The name of the picture.
-        lines: The lines.
-        chance: The value of the dashed line; NaN = none.
-        across: The name of the horizontal axis.
-        begins: The first round of each task.
+    `chance` is the value of the dashed line; NaN = none. `across` names the horizontal axis.
+    `begins` has the first round of each task.
     """
     top = 26 if begins else 8
     drawn = [line for line in lines if any(map(isfinite, line.ys))]

@@ -31,12 +31,8 @@ def assess(
 
     Without a hand-off, models are not compared with the hospitals' own models.
 
-    Args:
-        tests: The tests of models in the last evaluated round.
-        held: The model that each hospital holds after that round.
-        events: The events of that round.
-        handed_on: Whether the run had a hand-off of models or images.
-        classes: Names of the classes, in order.
+    `tests`, `events` and `held` are of the last evaluated round; `held` has the model of each
+    hospital. `handed_on`: the run had a hand-off of models or images.
     """
     rows = []
     for (model, hospital), metrics in sorted(tests.items()):

@@ -56,11 +56,8 @@ def check(
 ) -> Settings:
     """Check the settings of a run.
 
-    Args:
-        config: All settings, by key.
-        hospitals: The number of hospitals; None = unknown.
-        simulated: Whether this machine simulates the hospitals. Real hospitals have images, files
-            and folders of their own.
+    Without `hospitals` their number is unknown. Hospitals that are not `simulated` by this machine
+    have images, files and folders of their own.
 
     Raises:
         SettingsError: It names the unusable setting, its value and the allowed values.

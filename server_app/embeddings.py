@@ -14,9 +14,7 @@ def embeddings_of(events: Iterable[Event], tasks: Sequence[int]) -> list[dict[st
     A hospital that sent no embeddings of a task is asked again in the next round. Failed visits are
     left out: the server does not know whether embeddings left.
 
-    Args:
-        events: All events of the run.
-        tasks: The task of each round, from the first round on; 0 = no tasks.
+    `tasks` has the task of each round, from the first round on; 0 = no tasks.
     """
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for event in events:

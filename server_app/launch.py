@@ -26,9 +26,7 @@ from warm.workers import Workers
 def simulate(run_config: Sequence[str], hospitals: int) -> str:
     """Check the settings, do a run, and show its log.
 
-    Args:
-        run_config: The texts of `--run-config`, as for `flwr run`.
-        hospitals: The number of simulated hospitals.
+    `run_config` has the texts of `--run-config`, as for `flwr run`.
 
     Returns:
         The address of the report.

@@ -14,13 +14,7 @@ _OF = {
 
 
 def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
-    """Warnings about settings that the run does not read, and about a GAN that takes hours.
-
-    Args:
-        settings: Checked settings.
-        strategy: The strategy of the run.
-        simulated: Whether this machine simulates the hospitals.
-    """
+    """Warnings about settings that the run does not read, and about a GAN that takes hours."""
     gan, usual, chosen = settings.gan, defaults(), settings.run_config
     makes_gan = strategy.buffer_size > 0 and gan.method == "stylegan2-ada"
     if not strategy.buffer_size:

@@ -53,9 +53,8 @@ def measure(
 def matrix(tasks: Sequence[int], accuracy: Accuracies) -> Accuracies:
     """R [T, T].
 
-    Args:
-        tasks: The task, from 1, of each of N evaluated rounds.
-        accuracy: The accuracy after each of these rounds on each task [N, T].
+    `tasks` has the task, from 1, of each of N evaluated rounds; `accuracy` [N, T] those after the
+    rounds on each task.
     """
     count = accuracy.shape[1]
     r = np.full((count, count), nan)

@@ -20,9 +20,7 @@ from strategies.engine.events import Event
 def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
     """`Summary.over_time`.
 
-    Args:
-        events: All events of the run.
-        rounds: The evaluated rounds.
+    `rounds` are the evaluated ones.
 
     Returns:
         `time`: the end of the last visit of each round; `busy`: by hospital; `staleness`: by

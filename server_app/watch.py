@@ -48,8 +48,7 @@ BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 def watch(place: Path) -> int:
     """Follow a run on this process's output; returns the exit status.
 
-    Args:
-        place: A result directory, or a folder of result directories; it need not exist yet.
+    `place` is a result directory, or a folder of result directories; it need not exist yet.
 
     Raises:
         SettingsError: It cannot be read as a result directory.

@@ -111,11 +111,9 @@ def launch(
 ) -> subprocess.Popen[bytes]:
     """Start a warm process.
 
-    Args:
-        app: The app as `<module>:<name>`, as in pyproject.toml.
-        opened: The socket of the process.
-        variables: Further environment variables, beside those of this process.
-        output: The output of the process; None = the output of this process.
+    `app` is `<module>:<name>`, as in pyproject.toml. `opened` is the socket of the process.
+    `variables` add to the environment of this process. Without `output`, the process has that of
+    this process.
     """
     path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.Popen(

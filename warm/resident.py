@@ -22,11 +22,8 @@ def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> s
 
     Closing the connection ends the process if it is still at work.
 
-    Args:
-        folder: The folder of the sockets.
-        key: A text; each key has its own process.
-        app: The app of a new process (see `launch`).
-        variables: The environment variables of a new process (see `launch`).
+    Each `key` has its own process in the folder of sockets. `app` and `variables` are for a new
+    process (see `launch`).
 
     Raises:
         OSError: The folder is a link, belongs to another user, or is open to others.

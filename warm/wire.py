@@ -54,9 +54,8 @@ class Outbox:
 class Wire:
     """One end of the wire.
 
-    Args:
-        connection: A connected socket of the family AF_UNIX.
-        shared: An outbox for several wires with the same records; None = a record is sent once.
+    The socket is of the family AF_UNIX. Wires with the same records share an outbox; without it a
+    record is sent once.
     """
 
     def __init__(self, connection: socket, shared: Outbox | None = None) -> None:

@@ -31,10 +31,8 @@ class Worker:
 class Workers:
     """Warm processes, which serve one run after the other. They start with the first message.
 
-    Args:
-        processes: The number of processes.
-        variables: Further environment variables, beside those of this process.
-        log: The output of the processes; None = the output of this process.
+    `variables` add to the environment of this process. Without `log`, the output of the processes
+    is that of this process.
 
     Use it as a context: the processes end with the block.
     """

@@ -198,11 +198,8 @@ def run_adapter(
 ) -> dict[str, Any]:
     """Run an adapter on a job, in a folder of its own.
 
-    Args:
-        command: The command of the adapter.
-        job: The fields of `adapters.work.Job`.
-        folder: The folder for marks, results and output.
-        timeout: The time limit in seconds.
+    `job` has the fields of `adapters.work.Job`. The folder is for marks, results and output. The
+    timeout is in seconds.
 
     Returns:
         Seconds of a round and of the start-up, peak bytes, and the adapter's own results.

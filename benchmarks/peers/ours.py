@@ -38,9 +38,8 @@ def settings_of(job: dict[str, Any], data: Path) -> dict[str, Any]:
 def marks_of(events: list[dict[str, Any]], ended: float) -> list[tuple[int, float]]:
     """The boundaries of rounds: the end of the preparations, then the end of each last visit.
 
-    Args:
-        events: The events, with times since the start of the run.
-        ended: The time of the last event, in seconds since 1970, as in the marks.
+    The events have times since the start of the run. `ended` is in seconds since 1970, as in the
+    marks.
     """
     began = ended - events[-1]["time"]
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")

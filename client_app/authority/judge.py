@@ -21,11 +21,7 @@ from strategies.protocol.soundness import flaw_of
 class Judge:
     """Judges a model at a hospital.
 
-    Args:
-        request: The request with the model.
-        network: The model, as it arrived.
-        label: The label of its parcel.
-        images: The images to train on; None if the model is only tested.
+    `images` are the images to train on; None if the model is only tested.
 
     Raises:
         UselessError: The model is of no use.

@@ -67,14 +67,7 @@ class Line:
 
 
 class OwnLedger:
-    """The ledger of this process's hospital, for one message.
-
-    Args:
-        path: The ledger.
-        message: The message.
-        context: Flower's context, with the run's settings.
-        config: The node-config.
-    """
+    """The ledger of this process's hospital, for one message."""
 
     def __init__(
         self, path: Path, message: Message, context: Context, config: Mapping[str, Any]

@@ -59,13 +59,7 @@ class Head:
 
 
 class Index:
-    """The index of an open ledger.
-
-    Args:
-        path: The path of the ledger.
-        file: The open ledger.
-        rows: The tables.
-    """
+    """The index of an open ledger."""
 
     def __init__(self, path: Path, file: FileIO, rows: sqlite3.Connection) -> None:
         self.path, self.file, self.rows = path, file, rows

@@ -30,12 +30,8 @@ def check_model(
 
     The estimate is for full batches. So a refusal does not reveal the number of images.
 
-    Args:
-        policy: The hospital's policy; None in a simulation.
-        architecture: The network's architecture, as JSON.
-        content: The content of the message that brought the network.
-        batch: The number of images in a training batch.
-        kept: The number of images that the learner keeps in memory.
+    `content` came in the message with the network. `batch` and `kept` are numbers of images: in a
+    training batch, and in the learner's memory.
 
     Raises:
         PolicyError: The network is too large.

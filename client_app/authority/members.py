@@ -120,9 +120,7 @@ def members_of(
 def announced_members(run: Store, order: Order) -> list[str]:
     """The members that an order announces. The list comes once in a run, and after each change.
 
-    Args:
-        run: The run's folder; keeps the last list.
-        order: The order, with the list or its hash.
+    The folder of the run keeps the last list.
 
     Raises:
         ParcelError: The hospital does not have the list.

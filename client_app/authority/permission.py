@@ -41,11 +41,7 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
 def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Hospital:
     """The hospital with the images of an order's task, if the order is allowed.
 
-    Args:
-        hospital: The hospital with all its images; its policy allows the settings of the run.
-        strategy: The run's method, with the settings of the run.
-        verb: The message type.
-        order: The order.
+    `hospital` has all its images, and its policy allows the settings of the run.
 
     Raises:
         ParcelError: The method never gives such an order.

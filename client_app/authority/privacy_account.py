@@ -37,8 +37,7 @@ class Spent:
 class Account:
     """The account in a file.
 
-    Args:
-        path: The file; made at the first release.
+    The file is made at the first release.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,10 +46,7 @@ class Account:
     def spend(self, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
         """Add a release to the account, before it is made.
 
-        Args:
-            spent: The release.
-            delta: δ of the reported ε.
-            rules: The policy's rules; None in a simulation.
+        `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation.
 
         Returns:
             ε of all releases, this one included.

@@ -183,10 +183,6 @@ class Seal:
 def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     """A hospital's keys for the parcels of a run; None if parcels are not sealed.
 
-    Args:
-        hospital: The hospital; it seals if it has `members`.
-        order: The order, with the run, the wish for sealed parcels, and the announced keys.
-
     Raises:
         SettingsError: Only one of server and hospital wants sealed parcels, or a file of keys
             cannot be used.

@@ -39,12 +39,6 @@ SAVED = 16 * BATCH  # images between two saves
 def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRules | None) -> Pool:
     """The pool with features [N, d, 1, 1] instead of images.
 
-    Args:
-        pool: The images, in the form of the run.
-        settings: The network: its name, and its weights or their seed.
-        store: Folder for the features.
-        machine: Limits on memory and disk; None = no limit.
-
     Raises:
         ModelError: The network cannot be built, does not end in a linear layer, or gives features
             that are not finite; or the weights do not fit it.

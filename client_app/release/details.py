@@ -95,11 +95,7 @@ class Judged:
 
 
 class Details:
-    """The details of models, in answer to one request.
-
-    Args:
-        disclosure: The disclosure of the request.
-    """
+    """The details of models, in answer to one request."""
 
     def __init__(self, disclosure: Disclosure) -> None:
         self.disclosure = disclosure
@@ -116,10 +112,7 @@ class Details:
     def outputs(self, model: str, network: nn.Module, test: Tensor | None = None) -> Outputs:
         """The outputs of a model for the hospital's images.
 
-        Args:
-            model: Fingerprint of the model.
-            network: The model.
-            test: Probabilities for all test images; None = compute them.
+        `test` are probabilities for all test images; None = compute them.
 
         Raises:
             DeadlineError: The deadline has passed.
@@ -154,8 +147,7 @@ class Details:
 
         They are empty if the kept outputs are for other images: other tasks, or another seed.
 
-        Args:
-            outputs: Outputs of the model; None = the kept outputs before the first hand-off.
+        Without `outputs`: those that were kept before the first hand-off.
         """
         disclosure = self.disclosure
         if (outputs := outputs or self.alone_outputs()) is None:
@@ -183,9 +175,7 @@ class Details:
     def figures(self, outputs: Outputs, figures: dict[str, float]) -> dict[str, float]:
         """The figures of a model with its details; only the figures if no details may leave.
 
-        Args:
-            outputs: Outputs of the model.
-            figures: Figures of the model by `Disclosure.test_figures`.
+        `figures` are those of `Disclosure.test_figures`.
         """
         judged = self._judge(outputs, figures)
         return judged.figures | self._gain(judged) if judged else figures

@@ -76,8 +76,7 @@ def open_disclosure(request: Inquiry) -> "Disclosure":
 class Disclosure(ABC):
     """The figures of a hospital, in answer to one request.
 
-    Args:
-        request: The request; its hospital has the images.
+    The hospital of the request has the images.
 
     Attributes:
         smallest: Smallest number of patients of a class in figures.
@@ -116,10 +115,6 @@ class Disclosure(ABC):
 
         The server can choose images, for example by tasks. The same model on other images is
         another question: it is counted again, and has other noise.
-
-        Args:
-            network: The model.
-            label: Label of its parcel.
         """
         data = self.data
         asked = f"{data.test.fingerprint} {data.train.fingerprint} {label.architecture}"
@@ -153,8 +148,7 @@ class Disclosure(ABC):
         Without tasks, the number is rounded. With tasks, the number of each stratum is rounded, so
         that no choice of tasks reveals more.
 
-        Args:
-            strata: Class of each image within its task [n].
+        `strata` [n] are the classes of the images within their tasks.
         """
         if self.tasks is None:
             return self.round_count(len(strata))
@@ -193,10 +187,8 @@ class Disclosure(ABC):
     ) -> dict[str, float]:
         """The figures of a model.
 
-        Args:
-            model: Fingerprint of the model.
-            scores: Scores of all test images, [n, K].
-            per_class: Whether to add counts for each class.
+        `model` is a fingerprint; `scores` [n, K] are of all test images. With `per_class` there are
+        counts for each class.
 
         Returns:
             Name -> figure; empty if there is no test image.
@@ -295,10 +287,6 @@ class Exact(Disclosure):
 class Noised(Disclosure):
     """A hospital's figures in a deployment, by the rules of its policy.
 
-    Args:
-        request: The request; its hospital has the images.
-        rules: The table `figures` of the policy.
-
     Attributes:
         noise: Noise from the hospital's secret.
         effects: Largest change of each figure by one patient.
@@ -362,10 +350,6 @@ class Noised(Disclosure):
         """The loss of a trained model on training images, with noise.
 
         The loss of the learner is not used: it covers all images, and is unbounded.
-
-        Args:
-            model: Fingerprint of the model.
-            network: The model.
 
         Raises:
             DeadlineError: The deadline has passed.
@@ -449,10 +433,6 @@ class Noised(Disclosure):
 
         The spread is measured between pairs of patients of a class, so it needs no exact mean. Each
         patient is in one pair.
-
-        Args:
-            model: Fingerprint of the model.
-            network: The model.
 
         Returns:
             Means [K, d], numbers of images [K] and the radius; empty if all classes are too small.

@@ -36,12 +36,6 @@ FILE = "membership.jsonl"
 def attack_model(request: Request, network: nn.Module, label: Manifest, rules: ModelRules) -> None:
     """Attack a model that was trained here, and write down the result.
 
-    Args:
-        request: The request to train the model.
-        network: The model, as it would leave.
-        label: Label of its parcel.
-        rules: Rules of the hospital's policy for models.
-
     Raises:
         PolicyError: The model leaks more than the policy allows.
         DeadlineError: The deadline has passed.

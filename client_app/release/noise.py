@@ -19,11 +19,7 @@ COARSEST = 0.25
 
 
 class Noise:
-    """Noise from a secret of the hospital: the same question has the same answer.
-
-    Args:
-        secret: The secret of the hospital.
-    """
+    """Noise from a secret of the hospital: the same question has the same answer."""
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
@@ -51,9 +47,7 @@ class Noise:
 def effects(patients: Indices, labels: Indices) -> dict[str, float]:
     """The largest change of each figure by one patient's images.
 
-    Args:
-        patients: Patient of each image, [n].
-        labels: Class of each image, [n].
+    `patients` [n] and `labels` [n] are of the images.
     """
     if not len(labels):
         return {}
@@ -83,9 +77,7 @@ def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
     the vector of these shares. With noise in proportion, all tasks together reveal no more of a
     patient than one figure.
 
-    Args:
-        patients: Patient of each image, [n].
-        tasks: Task of each image, [n].
+    `patients` [n] and `tasks` [n] are of the images.
     """
     owner = np.unique(patients, return_inverse=True)[1]
     present, task, sizes = np.unique(tasks, return_inverse=True, return_counts=True)

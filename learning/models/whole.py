@@ -42,10 +42,7 @@ def frozen_network(settings: Settings, shape: Sequence[int]) -> tuple[nn.Module,
 def whole_network(head: nn.Module, architecture: Architecture, settings: Settings) -> nn.Module:
     """The network that a head completes: images uint8 [N, C, H, W] -> logits [N, K].
 
-    Args:
-        head: The head, on any device; or a network for images, which is returned as it is.
-        architecture: The head's.
-        settings: The settings of the run.
+    The head is on any device; a network for images is returned as it is.
 
     Raises:
         ModelError: The frozen weights are missing here, or are not those of the run.

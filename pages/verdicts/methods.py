@@ -51,13 +51,9 @@ def conclude(
 ) -> str:
     """The sentence on the highest method, and on the methods that it is shown to be above.
 
-    Args:
-        where: The models in question.
-        best: The method with the highest balanced accuracy.
-        value: Its balanced accuracy.
-        constant: The balanced accuracy of a constant answer.
-        others: For each other method the number of common seeds, and the name of the method that is
-            shown to be higher.
+    `where` names the models in question. `value` is the balanced accuracy of `best`, the highest
+    one; `constant` that of a constant answer. `others` has for each other method the number of
+    common seeds, and the method that is shown to be higher.
     """
     text = f"{where}: {list_methods([best])} has the highest balanced accuracy ({value:.3f})"
     if value <= constant:

@@ -27,12 +27,7 @@ MOST_PARAMETERS, MOST_METRICS = 100, 1000  # limits of one request
 
 
 class MLflow:
-    """A client of an MLflow tracking server.
-
-    Args:
-        uri: The URI of the server; empty: see above.
-        output_dir: The folder of all results.
-    """
+    """A client of an MLflow tracking server."""
 
     def __init__(self, uri: str, output_dir: Path) -> None:
         self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")

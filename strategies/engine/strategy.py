@@ -25,8 +25,7 @@ class Strategy(ABC):
 
     Unlike Flower's strategies it sends no messages and sees no answers: `Engine` runs the loop.
 
-    Args:
-        settings: The settings of the run; a method reads its own table (`Settings.section`).
+    A method reads its own table of the settings (`Settings.section`).
     """
 
     learner = "plain"  # the local objective of its visits (learning.learners.LEARNERS)

@@ -51,9 +51,7 @@ class SumsSettings:
 def check_sums(record: ArrayRecord, classes: int) -> None:
     """Refuse a record that is not sums of features of some classes.
 
-    Args:
-        record: A record that has passed `check_arrays`.
-        classes: The number of classes, K.
+    The record has passed `check_arrays`. K is the number of classes.
 
     Raises:
         ParcelError: The record is something else.
@@ -71,9 +69,7 @@ def check_sums(record: ArrayRecord, classes: int) -> None:
 def ring_of(visited: Sequence[str], first: str) -> list[str]:
     """The hospitals of the newest ring that a hospital has begun, in order.
 
-    Args:
-        visited: The visits of a parcel that has not returned to the first hospital.
-        first: The first hospital.
+    `visited` are the visits of a parcel that has not returned to the first hospital.
 
     Raises:
         ParcelError: This hospital has begun no ring.

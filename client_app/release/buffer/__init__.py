@@ -56,11 +56,8 @@ def make_buffer(
 ) -> Release:
     """Make a buffer of `size` images that may leave the hospital, or take it from the store.
 
-    Args:
-        hospital: The hospital.
-        size: Number of images.
-        deadline: Time limit, in the time of `time.monotonic`.
-        large: Indices of the training images in classes with enough patients; None = all images.
+    `large` are the training images in classes with enough patients; None = all images. The deadline
+    is in the time of `time.monotonic`.
 
     Raises:
         PresetError: There is no such preset, or it does not fit the images.

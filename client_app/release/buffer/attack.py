@@ -37,11 +37,8 @@ def attack(
 ) -> Report:
     """Attack a buffer before it leaves.
 
-    Args:
-        job: The job of the buffer.
-        samples: The buffer.
-        figures: Figures of its sampler; `gan-epsilon` and `gan-delta` if it claims a guarantee.
-        train: Function that trains such a sampler.
+    `figures` have `gan-epsilon` and `gan-delta` if the sampler claims a guarantee. `train` trains
+    such a sampler.
 
     Raises:
         TimeoutError: The deadline has passed; trained shadows are kept.
@@ -70,11 +67,7 @@ def shadow_attack(
 ) -> Trial:
     """Attack a buffer with shadow generators, which are kept in the folder of the sampler.
 
-    Args:
-        job: The job of the buffer.
-        samples: The buffer.
-        others: Images that the sampler did not learn from.
-        train: Function that trains such a sampler.
+    The sampler did not learn from `others`. `train` trains such a sampler.
 
     Raises:
         TimeoutError: The deadline has passed; trained shadows are kept.

@@ -9,9 +9,6 @@ from gan.class_gaussians import ClassGaussians
 class ClassGaussianSampler:
     """The distributions of a hospital's features (train.freeze).
 
-    Args:
-        job: The buffer to make.
-
     Attributes:
         figures: None: nothing is trained.
         classes: Classes with enough images.

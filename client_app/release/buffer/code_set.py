@@ -23,10 +23,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     folder of pictures (LCI's figures 3.3 and 3.4 in the thesis). The second shows real images, and
     stays here.
 
-    Args:
-        job: The buffer to make.
-        square: Training images of the generator, uint8 [N, C, R, R].
-        generator: The trained generator.
+    `square` are training images of the generator, uint8 [N, C, R, R].
 
     Raises:
         TimeoutError: The deadline has passed; the search continues next time.

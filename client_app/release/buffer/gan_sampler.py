@@ -29,9 +29,6 @@ from strategies.protocol.settings import SettingsError
 class GANSampler:
     """A hospital's GAN, trained or restored.
 
-    Args:
-        job: The buffer to make.
-
     Attributes:
         figures: Figures of the training, and smallest distances to training images.
         classes: Classes of the images that it has learnt from.

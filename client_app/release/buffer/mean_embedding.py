@@ -23,9 +23,6 @@ from strategies.protocol.settings import require, rng_for
 class MeanEmbeddingSampler:
     """A generator with a guarantee of differential privacy.
 
-    Args:
-        job: The buffer to make.
-
     Attributes:
         figures: ε and δ.
         classes: Classes with enough images by the statistic.

@@ -22,12 +22,7 @@ GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
 
 
 def contents(request: Request, release: Release) -> dict[str, Any]:
-    """The contents of the dossier of a release.
-
-    Args:
-        request: The request for the buffer.
-        release: The buffer, with the figures of its generator, its check and the attacks on it.
-    """
+    """The contents of the dossier of a release."""
     hospital, samples = request.hospital, release.samples
     classes = hospital.data.classes
     counts = {

@@ -20,10 +20,6 @@ ABOUT = {
 def write_dossier_crate(path: Path, checked: Checked) -> Path:
     """The crate of a valid dossier, in its folder; if it is there, the files are checked.
 
-    Args:
-        path: Path of dossier.json.
-        checked: The result of its check.
-
     Raises:
         CrateError: A file was changed, or is no ordinary file.
         OSError: A file cannot be read, or the crate cannot be written.

@@ -19,10 +19,7 @@ LONGEST = 2**22  # bytes of a dossier that are read
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
     """Write a dossier and return its SHA-256; if only the time differs, keep the earlier time.
 
-    Args:
-        folder: Folder of the dossier.
-        dossier: Contents; `written` is the time.
-        identity: Identity of the signer; None = no signature.
+    `written` in the dossier is the time. Without `identity` there is no signature.
     """
     path = folder / "dossier.json"
     with suppress(OSError, ValueError):
@@ -61,9 +58,7 @@ class Checked:
 def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     """Check a dossier.
 
-    Args:
-        path: Path of dossier.json, in one folder with dossier.sig and dossier.html.
-        keys: Name -> public keys of a hospital.
+    dossier.sig and dossier.html are in the folder of dossier.json. `keys`: name -> public keys.
 
     Raises:
         SettingsError: There is no such file, or it is no dossier.

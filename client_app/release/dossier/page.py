@@ -36,10 +36,7 @@ ATTACKS = {
 def page(dossier: Json, digest: str, signer: str) -> str:
     """The dossier as an HTML page.
 
-    Args:
-        dossier: Content of dossier.json.
-        digest: SHA-256 of dossier.json.
-        signer: Public key of the signer; empty if the dossier is not signed.
+    `digest` is the SHA-256 of dossier.json. `signer` is a public key; empty without a signature.
     """
     attacked = dossier["attacked"]
     trials = attacked.get("trials", ())

@@ -39,11 +39,7 @@ def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Ge
 
 
 class OwnSums:
-    """The sums of a hospital's images, of all tasks so far.
-
-    Args:
-        request: The request for them.
-    """
+    """The sums of a hospital's images, of all tasks so far."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.run, self.hospital = request, request.run, request.hospital
@@ -97,9 +93,7 @@ class OwnSums:
     def _attack(self, sent: Sums, exact: Sums) -> None:
         """Attack the sums of the task, and write down the result.
 
-        Args:
-            sent: The sums that would leave.
-            exact: The same without noise.
+        `exact` are the same sums without noise.
 
         Raises:
             PolicyError: They reveal more of the training members than the policy allows.

@@ -58,9 +58,6 @@ def visit_ring(request: Request) -> Message:
 class RingVisit:
     """A visit of a ring.
 
-    Args:
-        request: The request.
-
     Attributes:
         disclosure: The disclosure for the order.
         own: The hospital's own sums.
