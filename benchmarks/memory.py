@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 @contextmanager
-def peak_memory(mark: str, seconds: float = 1.0) -> Iterator[list[float]]:
-    """Memory in bytes, every `seconds`, of all processes that have `mark` in their environment.
+def peak_memory(mark: str) -> Iterator[list[float]]:
+    """Memory in bytes, every second, of all processes that have `mark` in their environment.
 
     Shared pages count once (PSS, so on Linux only).
     """
@@ -16,7 +16,7 @@ def peak_memory(mark: str, seconds: float = 1.0) -> Iterator[list[float]]:
     over = threading.Event()
 
     def sample() -> None:
-        while not over.wait(seconds):
+        while not over.wait(1.0):
             samples.append(sum(_bytes(process, mark) for process in Path("/proc").glob("[0-9]*")))
 
     thread = threading.Thread(target=sample)

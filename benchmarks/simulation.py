@@ -16,7 +16,6 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
-from benchmarks.markdown import APP
 from deploy.server import bare_app
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
@@ -112,7 +111,7 @@ def run(
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
     federation += f" client-resources-num-gpus={gpus}"
-    with bare_app(APP) as app:
+    with bare_app() as app:
         command = ["flwr", "run", str(app), "--stream"]
         command += ["--run-config", overrides, "--federation-config", federation]
         stream = subprocess.run(

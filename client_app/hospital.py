@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from torch import nn
 
 from client_app.authority.identity import secret_of
-from client_app.authority.limits import check_model
 from client_app.authority.node_config import NodeConfig, combined_settings, is_simulated, own_config
 from client_app.authority.policy import WITH_RESERVOIR, MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
@@ -87,15 +86,6 @@ class Hospital:
         classes, shape = list(self.data.classes), list(self.data.train.shape)
         frozen = {"frozen": self.data.whole.frozen} if self.data.whole else {}
         return {"hospital": self.name, "classes": classes, "shape": shape, **frozen}
-
-    def check_first_model(self) -> None:
-        """Refuse a first network that is larger than the hospital allows, before it is built.
-
-        Raises:
-            PolicyError: The network is too large.
-            ModelError: There is no such network.
-        """
-        check_model(self.policy, self.architecture.to_json(), RecordDict(), *self.images_in_memory)
 
     def first_model(self, own_start: bool = False) -> nn.Module:
         """A network with random weights or, with the setting `pretrained`, with trained ones.

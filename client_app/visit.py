@@ -59,9 +59,9 @@ def train_here(message: Message, context: Context) -> Message:
     visit.attack()
     figures = visit.tell(metrics)
     figures |= visit.embed()
-    parcel = visit.pack()
+    parcel = pack(request, visit.network, visit.label, visit.beside)
     visit.keep(parcel, figures)
-    return visit.request.answer(figures, visit.content(parcel))
+    return request.answer(figures, visit.content(parcel))
 
 
 class Visit:
@@ -173,10 +173,6 @@ class Visit:
         self.beside |= sent
         return figures
 
-    def pack(self) -> RecordDict:
-        """The parcel that leaves."""
-        return pack(self.request, self.network, self.label, self.beside)
-
     def keep(self, parcel: RecordDict, figures: Mapping[str, float]) -> None:
         """Keep the local layers, the hospital's own copies of models, and a stream's images."""
         request = self.request
@@ -195,7 +191,7 @@ class Visit:
         if self.request.order.encoder:  # a model that came without its encoder returns without it
             came = self.request.message.content.array_records["model"]
             parcel = drop_encoder(parcel, parcel.array_records["model"].keys() - came.keys())
-        return RecordDict({**parcel, **bundle(self.snapshots, ["manifest", "model"])})
+        return RecordDict({**parcel, **bundle(self.snapshots)})
 
     def _measure(self, model: str, sums: bool) -> dict[str, float]:
         """The figures of a counted model. With `sums`, noised prototypes become the memory."""

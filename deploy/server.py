@@ -181,7 +181,7 @@ def run(folder: Path, run_config: str | None) -> bool:
     """
     _check(folder, run_config)
     overrides = ["--run-config", run_config] if run_config else []
-    with bare_app(APP) as app:
+    with bare_app() as app:
         number = str(_flwr(folder, "run", str(app), NAME, *overrides)["run-id"])
     print(
         f"Run {number}. It goes on after Ctrl-C; to stop it:\n"
@@ -197,17 +197,17 @@ def run(folder: Path, run_config: str | None) -> bool:
 
 
 @contextmanager
-def bare_app(checkout: Path) -> Iterator[Path]:
-    """A folder with those files of a checkout that belong to the app, until the end of the block.
+def bare_app() -> Iterator[Path]:
+    """A folder with the files of this checkout that belong to the app, until the end of the block.
 
     `flwr run` looks at all files of its folder: with the environment of a checkout, that takes four
     seconds. The bundle that it makes is the same.
     """
-    project = parse_toml((checkout / "pyproject.toml").read_text("utf-8"))
+    project = parse_toml((APP / "pyproject.toml").read_text("utf-8"))
     patterns = ["pyproject.toml", *project["tool"]["flwr"]["app"]["fab-include"]]
     with TemporaryDirectory(prefix="fedhandoff-app-") as place:
-        for file in (file for pattern in patterns for file in checkout.glob(pattern)):
-            copy = Path(place) / file.relative_to(checkout)
+        for file in (file for pattern in patterns for file in APP.glob(pattern)):
+            copy = Path(place) / file.relative_to(APP)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, copy)
         yield Path(place)

@@ -271,8 +271,7 @@ class Results:
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
-            waits = [(each.hospital, each.verb, now - each.since) for each in awaited]
-            self._say(INFO, wording.wait_line(waits))
+            self._say(INFO, wording.wait_line(awaited, now))
             self._silence = longer
 
     def _note_under_way(self) -> None:
@@ -317,10 +316,6 @@ class Results:
             return render(self.path.name, summary, self._events, self._config, live=seconds)
 
         self._page.write(state, report, (len(self._events), len(self._rounds)))
-
-    def _write_page(self, page: str) -> None:
-        with replacing(self.path / live.NAME) as draft:
-            draft.write_text(page, encoding="utf-8")
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -396,7 +391,8 @@ class Results:
                 with replacing(path) as draft:
                     shutil.copyfile(state.shelf.path(model.parcel), draft)
         page = render(self.path.name, summary, events, self._config, pictures(state))
-        self._write_page(page)
+        with replacing(self.path / live.NAME) as draft:
+            draft.write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
         return summary
 

@@ -233,15 +233,11 @@ def lines(run: Followed) -> Iterator[str]:
             new.append(wording.round_line(measured, run.rounds, hospitals, left))
         measured_before, now = len(run.done), time.time()
         if not new and run.waits and now - printed >= silence:
-            new, silence = [wording.wait_line(_ages(run.waits, now))], 2 * silence
+            new, silence = [wording.wait_line(run.waits, now)], 2 * silence
         elif new:
             silence = 60.0
         printed = now if new else printed
         yield from new
-
-
-def _ages(waits: Sequence[Awaited], now: float) -> list[tuple[str, str, float]]:
-    return [(each.hospital, each.verb, max(0.0, now - each.since)) for each in waits]
 
 
 def picture(run: Followed, console: Console) -> Group:

@@ -13,6 +13,7 @@ The line of a round has
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from math import isfinite, nan
 from statistics import fmean
@@ -141,16 +142,16 @@ def event_line(event: Event) -> tuple[int, str] | None:
     return None
 
 
-def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
-    """The line about awaited answers: hospital, message type and waiting seconds of each."""
+def wait_line(waits: Sequence[Awaited], now: float) -> str:
+    """The line about awaited answers; `now` is in the time of their `since`."""
     parts = []
-    for verb in dict.fromkeys(verb for _, verb, _ in waits):
-        hospitals = [hospital for hospital, each, _ in waits if each == verb]
-        named = [hospital for hospital in hospitals if hospital]
+    for verb in dict.fromkeys(each.verb for each in waits):
+        of_verb = [each for each in waits if each.verb == verb]
+        named = [each.hospital for each in of_verb if each.hospital]
         names = [join_names(named)] if named else []
-        if unnamed := len(hospitals) - len(named):
+        if unnamed := len(of_verb) - len(named):
             names.append(amount(unnamed, "hospital"))
-        longest = max(seconds for _, each, seconds in waits if each == verb)
+        longest = max(0.0, now - min(each.since for each in of_verb))
         parts.append(f"{', '.join(names)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(parts)}"
 
@@ -171,7 +172,7 @@ def waits_since(waits: Iterable[Awaited], now: float) -> list[str]:
     for each in waits:
         since = min(max(each.since, 0.0), now)
         clock = strftime("%H:%M:%S", localtime(since))
-        lines.append(f"since {clock}  {wait_line([(each.hospital, each.verb, now - since)])}")
+        lines.append(f"since {clock}  {wait_line([replace(each, since=since)], now)}")
     return lines
 
 

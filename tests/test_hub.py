@@ -50,7 +50,7 @@ def test_a_bundle_is_what_a_run_needs_and_no_more(tracked):
 
 
 def test_a_run_is_started_with_the_bundle_of_the_whole_checkout(tracked):
-    with bare_app(ROOT) as app:
+    with bare_app() as app:
         assert build_fab_from_disk(app) == build_fab_from_files(tracked)[0]
     assert not app.exists()
 

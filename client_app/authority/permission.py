@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from flwr.app import RecordDict
 
+from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, Ruling, uphold
 from client_app.datasets import LocalData
 from client_app.datasets.pool import large_class_rows
@@ -75,8 +77,9 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
             uphold(_patients_ruling(policy, hospital.data))
         if len(hospital.data.train) < 2:
             raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
-    if joins or prepares:
-        hospital.check_first_model()
+    if joins or prepares:  # before the first network is built
+        architecture = hospital.architecture.to_json()
+        check_model(policy, architecture, RecordDict(), *hospital.images_in_memory)
     if joins:
         check_suited(order.learner, hospital.architecture, settings)
         if order.buffer_size:

@@ -131,7 +131,7 @@ def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
     def content() -> Content:
         parcels = {name: run.state.strip_encoder(each) for name, each in batch.parcels.items()}
         encoder = run.state.undelivered_encoder(batch.hospital)
-        return {**bundle(parcels, ["manifest", "model"]), **encoder}
+        return {**bundle(parcels), **encoder}
 
     return run.letter("evaluate", node, order, batch, content)
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 
 from strategies.protocol.settings import BY_CLASSES, Settings, require
 
+SHOWN = 40  # characters of a name in a sentence
+
 
 def sort_classes(classes: Iterable[str]) -> list[str]:
     """Names of classes, sorted as texts, or as numbers if all are numbers."""
@@ -33,11 +35,11 @@ def group_spellings(names: Iterable[str], apart: Iterable[Collection[str]] = ())
     return [sorted(group) for group in several if not any(group <= {*each} for each in apart)]
 
 
-def quote(name: str, longest: int = 40) -> str:
+def quote(name: str) -> str:
     """A name in quotes, for a sentence; characters that cannot be seen are escaped."""
     seen = name.isprintable() and unicodedata.is_normalized("NFC", name)
-    text = repr(name[:longest]) if seen else ascii(name[:longest])
-    return text if len(name) <= longest else f"{text} (and {len(name) - longest} characters more)"
+    text = repr(name[:SHOWN]) if seen else ascii(name[:SHOWN])
+    return text if len(name) <= SHOWN else f"{text} (and {len(name) - SHOWN} characters more)"
 
 
 _DASHES = r"[\u2010-\u2015\u2212]"

@@ -265,10 +265,14 @@ def check_same_layout(layout: Layout, other: Layout) -> None:
         )
 
 
-def bundle(parcels: Mapping[str, RecordDict], records: Iterable[str]) -> RecordDict:
-    """Put the given records of several parcels into one message, as "<lineage>/<record>"."""
+def bundle(parcels: Mapping[str, RecordDict]) -> RecordDict:
+    """Put the labels and models of several parcels into one message, as "<lineage>/<record>"."""
     return RecordDict(
-        {f"{lineage}/{name}": parcels[lineage][name] for lineage in parcels for name in records}
+        {
+            f"{lineage}/{name}": parcel[name]
+            for lineage, parcel in parcels.items()
+            for name in ("manifest", "model")
+        }
     )
 
 

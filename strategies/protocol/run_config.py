@@ -16,8 +16,8 @@ Value = bool | int | float | str  # of a setting, as in Flower
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
 
-def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, Any]:
-    """The settings that an option of `flwr run` changes, read as Flower reads them.
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings that `--run-config` changes, read as Flower reads them.
 
     Texts are settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
 
@@ -26,16 +26,16 @@ def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, 
     """
     files = [text for text in texts if text.endswith(".toml")]
     if files and len(texts) > 1:
-        raise SettingsError(f"{option} takes either {files[0]} alone, or settings.")
+        raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
     from flwr.common.config import flatten_dict  # imports an HTTP client
 
     try:
         text = _read(expand(files[0])) if files else _toml(" ".join(texts))
         return dict(flatten_dict(parse_toml(text)))
     except OSError as error:
-        raise SettingsError(f"{option} names {files[0]}, which cannot be read.") from error
+        raise SettingsError(f"--run-config names {files[0]}, which cannot be read.") from error
     except ValueError as error:
-        raise SettingsError(f"{option} cannot be read: {error}") from error
+        raise SettingsError(f"--run-config cannot be read: {error}") from error
 
 
 def changed_settings(text: str | None) -> Settings:

@@ -280,7 +280,7 @@ def messages(hospital, first):
         (
             "evaluate",
             {
-                **bundle({"a": RecordDict(first), "b": RecordDict(first)}, ["manifest", "model"]),
+                **bundle({"a": RecordDict(first), "b": RecordDict(first)}),
                 "order": order(ensemble=True),
             },
         ),
@@ -399,7 +399,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
     early = pack({"model": weights}, dataclasses.replace(sent.advance(visit), epochs=1))
     figures = MetricRecord({"num-examples": 3.0, "train-loss": 0.5, "seconds-train": 1.0})
     card = ConfigRecord({"hospital": "h0", "release": "ok"})
-    shown = bundle({"epoch-1": early}, ["manifest", "model"])
+    shown = bundle({"epoch-1": early})
     trained = RecordDict({**back, **shown, "metrics": figures})
     about = MetricRecord({"a/accuracy": 0.5, "a/auroc": 1.0, "ensemble/accuracy": 0.5})
     answers: list[Any] = [

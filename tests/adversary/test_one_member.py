@@ -301,7 +301,7 @@ def test_a_model_that_cannot_be_tested_loses_its_own_test_alone(tmp_path):
     huge = {name: Array(np.full_like(array.numpy(), 3e38)) for name, array in weights}
     overflowing = pack({"model": ArrayRecord(huge)}, Manifest.read(good))
     sent = {"a": good, "b": garbage, "c": good, "d": overflowing}
-    figures = ask("evaluate", bundle(sent, ["manifest", "model"]))["metrics"]
+    figures = ask("evaluate", bundle(sent))["metrics"]
     assert figures["b/refused"] == Failure.PARCEL
     assert figures["d/refused"] == Failure.USELESS
     assert {name.partition("/")[0] for name in figures if name.endswith("/accuracy")} == {

@@ -84,7 +84,7 @@ class Victim:
         return app(Message(content, 100, verb, ttl=60.0), self.place)
 
     def figures(self, parcels, **order):
-        answer = self.ask("evaluate", bundle(parcels, ["manifest", "model"]), **order)
+        answer = self.ask("evaluate", bundle(parcels), **order)
         assert not answer.has_error(), answer.error
         return [
             {key: answer.content["metrics"].get(f"{name}/{key}") for key in FIGURES}
@@ -278,7 +278,7 @@ def answers_of_tasks(victim, classes, **config):
     model = pack({"model": record}, Manifest("mallory", network.to_json(), list(classes)))
     for task in range(1, config["tasks"] + 1):
         order = {"run": f"{config['task-cut']}-{config['tasks']}-{task}", "task": task}
-        tested = bundle({"m": model}, ["manifest", "model"])
+        tested = bundle({"m": model})
         for verb, sent in (("query.prepare", {}), ("train", model), ("evaluate", tested)):
             answer = victim.ask(verb, sent, epochs=int(verb == "train"), **order)
             if answer.has_error():
@@ -314,7 +314,7 @@ def test_which_classes_are_answers_is_another_question(tmp_path):
     config = {"strategy": "cwt", "tasks": 3, "task_order": "shuffled", "num_server_rounds": 3}
     victim = Victim(tmp_path, (200, 200), f"{OPEN}[figures]\nmax-models = 3\n", config=config)
     victim.classes = [*"012345"]
-    model = bundle({"m": victim.constant(0)}, ["manifest", "model"])
+    model = bundle({"m": victim.constant(0)})
     answers = [
         victim.ask("evaluate", model, task=1, arrived=arrived).content["metrics"]
         for arrived in ([1], [1, 2], [1, 3], [1, 2, 3])
@@ -358,7 +358,7 @@ def test_details_of_all_models_together_tell_little_of_a_patient(tmp_path):
             f"m{k}": victim.asking(*each, corner=1.0, lineage=f"m{k}")
             for k, each in enumerate(questions)
         }
-        content = bundle(asked, ["manifest", "model"])
+        content = bundle(asked)
         told = victim.ask("evaluate", content, final=True).content["metrics"]
         sums = np.array([told.get(f"m{k}/answers-1-of-class-1", 0) for k in range(len(questions))])
         answers = [victim.image[pixel] >= least for pixel, least in questions]
@@ -380,7 +380,7 @@ def test_details_are_of_the_last_models_of_a_run_alone(tmp_path):
         "b": victim.constant(1, round=1, hop=1),
         "c": victim.constant(1, lineage="eve"),
     }
-    content = bundle(models, ["manifest", "model"])
+    content = bundle(models)
     for final in (True, False):
         told = victim.ask("evaluate", content, final=final).content["metrics"]
         assert {key[0] for key in told if "/answers-" in key} == ({"a", "c"} if final else set())
@@ -458,7 +458,7 @@ def test_neither_are_ensembles_nor_visits(tmp_path):
     config = {"strategy": "fedavg", "train__learning_rate": 1e-30}
     victim = Victim(tmp_path, LARGE, LIMITED, config=config)
     models = {str(k): victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(3)}
-    answer = victim.ask("evaluate", bundle(models, ["manifest", "model"]), ensemble=True)
+    answer = victim.ask("evaluate", bundle(models), ensemble=True)
     assert "2/accuracy" in answer.content["metrics"]
     assert "ensemble/accuracy" not in answer.content["metrics"]
     answer = victim.ask("train", victim.constant(1), epochs=1, test=True)
@@ -487,7 +487,7 @@ def sealed(tmp_path, monkeypatch, caplog):
             )
             label = Manifest.read(manifest)
             parcel = pack(parcel.array_records, label)
-        content = bundle({"m": parcel}, ["manifest", "model"])
+        content = bundle({"m": parcel})
         caplog.clear()
         answer = victim.ask("evaluate", content, sealed=True, round=2, **{"task": 1, **order})
         refused = answer.content["metrics"].get("m/refused") == Failure.PARCEL
@@ -525,7 +525,7 @@ def test_what_is_withheld_stays(tmp_path):
         "num-examples",
         "balanced-accuracy",
     }
-    content = bundle({"m": victim.constant(0)}, ["manifest", "model"])
+    content = bundle({"m": victim.constant(0)})
     details = victim.ask("evaluate", content, final=True).content["metrics"]
     assert "m/balanced-accuracy-low" in details
     assert not [name for name in details if name.startswith(("m/accuracy", "m/auroc"))]

@@ -164,7 +164,7 @@ def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_befor
     lost = asked("train", parcel_of(once), 2)
     again = asked("train", parcel_of(once), 2)
     assert check_parcel(lost) == check_parcel(again)
-    tested = bundle({"a": RecordDict(parcel_of(again))}, ["manifest", "model"])
+    tested = bundle({"a": RecordDict(parcel_of(again))})
     accuracy = [asked("evaluate", tested, round_)["metrics"]["a/accuracy"] for round_ in (2, 2)]
     third = asked("train", parcel_of(again), 3)
     assert accuracy[0] == accuracy[1]
@@ -423,7 +423,7 @@ def test_a_visit_answers_with_copies_of_the_model_after_each_epoch(tmp_path):
 
 def test_counts_of_classes_are_told_only_if_asked_for(tmp_path):
     start = RecordDict(parcel_of(prepared(tmp_path)))
-    parcels = dict(bundle({"x": start}, ["manifest", "model"]))
+    parcels = dict(bundle({"x": start}))
     plain = ask("evaluate", tmp_path, parcels).content["metrics"]
     assert not any("class-" in key for key in plain)
     told = ask("evaluate", tmp_path, parcels, config={"evaluate__per_class": True}).content[

@@ -422,7 +422,7 @@ class Asked:
 
     def test(self, **order):
         parcel = parcel_in(self("query.prepare", round=0, hop=0).content)
-        return self("evaluate", bundle({"graz": parcel}, ["manifest", "model"]), **order)
+        return self("evaluate", bundle({"graz": parcel}), **order)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class WithSnapshots(CountingHospital):
             f"epoch-{epoch}": self.parcel(float(epoch), self.after(label, epoch))
             for epoch in range(1, order.epochs)
         }
-        content = {**reply.content, **bundle(copies, ["manifest", "model"])}
+        content = {**reply.content, **bundle(copies)}
         return Message(RecordDict(content), reply_to=message)
 
     def after(self, label, epoch):

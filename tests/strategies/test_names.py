@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server_app.wording import wait_line
+from strategies.engine.courier import Awaited
 from strategies.protocol.names import RESERVED, check_name, join_names, names_of_folders
 
 
@@ -58,10 +59,10 @@ def test_a_sentence_names_the_first_few():
 
 
 def test_a_line_about_waiting_has_a_thousand_hospitals_in_a_sentence():
-    waits = [(f"h{number}", "train", float(number)) for number in range(1000)]
+    waits = [Awaited(f"h{number}", "train", 999.0 - number) for number in range(1000)]
     assert (
-        wait_line(waits)
+        wait_line(waits, 999.0)
         == "waits for h0, h1, h2, h3, h4, h5, h6, h7 and 992 more to train (17 min)"
     )
-    new = [("graz", "query.enrol", 3.0), ("", "query.enrol", 4.0), ("", "query.enrol", 5.0)]
-    assert wait_line(new) == "waits for graz, 2 hospitals to enrol (5 s)"
+    new = [Awaited(name, "query.enrol", since) for since, name in enumerate(["", "", "graz"])]
+    assert wait_line(new, 5.0) == "waits for graz, 2 hospitals to enrol (5 s)"

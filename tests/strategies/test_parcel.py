@@ -115,7 +115,7 @@ def test_a_card_holds_the_declared_fields_only():
 
 def test_parcels_travel_together_and_come_apart_again():
     both = {"a": good(), "b": good()}
-    apart = parcel.unbundle(parcel.bundle(both, ["manifest", "model"]))
+    apart = parcel.unbundle(parcel.bundle(both))
     assert apart == both
 
 
