@@ -68,7 +68,7 @@ FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
 LEAST_GAIN = 0.2  # least gain of a window: below it steps would be too long
 SHARP, PLAIN, ROUGH = 0.05, 30.0, 1.0  # added to eigenvalues, as a share of their mean
 LEARNT = 4000  # training images that the whitening is learnt from
-QUERIES, VALUES = 64, 2**19  # images, and correlations, at once
+QUERIES, VALUES = 64, 2**19  # images, and correlations of their middles, at once
 LEAST = 1e-5  # residual of an exact copy; a lower one is below the precision of float32
 
 
@@ -117,7 +117,7 @@ class Search:
         self.coarse = whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
         everywhere = (pose.expand(len(training), 4) for pose in self.poses)
         windows = (self._windows(self.small, pose, WINDOW) for pose in everywhere)
-        self.windows = torch.stack([_unit(each @ self.coarse) for each in windows])  # [P, M, F]
+        self.windows = torch.stack([_unit(each @ self.coarse) for each in windows], 1)  # [M, P, F]
         self.soft = blur(self.whole, SOFT)
         self.block = min(max(BLOCK, self.whole.shape[-1] // BLOCKS), self.whole.shape[-1])
         self.fine = torch.eye(self.block**2, device=training.device)
@@ -274,17 +274,25 @@ class Search:
         count, framed = len(small), _frames(small).flatten(0, 1)
         zero = self.poses.new_zeros(len(framed), 4)
         middles = _unit(self._windows(framed, zero, WINDOW) @ self.coarse)  # [8n, F]
-        most = []
-        for known in self.windows.split(max(1, VALUES // len(framed)), dim=1):  # [P, m, F]
-            best = middles.new_zeros(len(framed), known.shape[1])
-            for each in known:
-                torch.maximum(best, (middles @ each.T).abs_(), out=best)
-            most.append(best.view(count, 8, -1).amax(dim=1))
+        # Few images at once: their correlations [m, P, 8n] fit a CPU's cache, and stay in one place
+        # of the memory, since the system takes longer to give another one.
+        few = max(1, VALUES // (len(self.poses) * len(framed)))
+        place = middles.new_empty(few, len(self.poses), len(framed))
+        best = torch.cat(
+            [
+                torch.matmul(known, middles.T, out=place[: len(known)]).abs_().amax(dim=1)
+                for known in self.windows.split(few)
+            ]
+        )
+        best = best.view(-1, count, 8).amax(dim=2).T  # [n, M]
         wanted = max(COARSELY[0], round(COARSELY[1] * len(self.whole)))
-        index = torch.cat(most, 1).topk(min(wanted, len(self.whole)), dim=1).indices
-        known = self.windows[:, index].movedim(0, 2).flatten(1, 2)  # [n, L·P, F]
-        alike = (known @ middles.view(count, 8, -1).mT).abs_().view(*index.shape, -1)
-        which = alike.argmax(dim=2)  # of P poses in 8 orientations each
+        index = best.topk(min(wanted, len(self.whole)), dim=1).indices
+        which = torch.stack(  # of P poses in 8 orientations each
+            [
+                (self.windows[i] @ own.T).abs_().flatten(1).argmax(dim=1)
+                for i, own in zip(index, middles.view(count, 8, -1), strict=True)
+            ]
+        )
         return index, which % 8, self.poses[which // 8]
 
     def _register(

@@ -157,7 +157,7 @@ def test_images_are_searched_for_one_by_one(search, monkeypatch):
     images = draw(5, seed=9)[0]
     whole = search(images)
     monkeypatch.setattr("audit.search.QUERIES", 2)
-    monkeypatch.setattr("audit.search.VALUES", 8 * 7)
+    monkeypatch.setattr("audit.search.VALUES", 8 * 3 * len(search.poses))
     parts = [search(each[None]) for each in images]
     for name in Found.__dataclass_fields__:
         joined = torch.cat([getattr(each, name) for each in parts])
