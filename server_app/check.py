@@ -9,6 +9,7 @@ checked last, since this check imports torch, which takes seconds.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,22 @@ def check(
         _check_files(settings)
         _check_folders(settings)
     feed.check(settings)
-    _check_models(settings, strategy.learner, size)
+    # A real hospital has its own file of weights. An unknown image has a colour.
+    own = settings if simulated else replace(settings, pretrained="")
+    grey = simulated and settings.dataset in SIDES
+    _check_models(own, strategy.learner, settings.image_channels or (1 if grey else 3), size)
     return settings
 
 
-def _check_models(settings: Settings, learner: str, size: int) -> None:
-    """Check that the learner can train the networks; a hospital checks an unknown size (0)."""
+def _check_models(settings: Settings, learner: str, channels: int, size: int) -> None:
+    """Check that the learner can train the networks; a hospital checks an unknown size (0).
+
+    Published weights are not loaded, since that may be a download.
+    """
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture  # imports torch
+    from learning.models.preprocessing import IMAGENET, pixels_of
+    from learning.models.pretrained import load_pretrained
     from learning.models.taps import last_layer
     from learning.suited import check_suited
 
@@ -97,11 +106,13 @@ def _check_models(settings: Settings, learner: str, size: int) -> None:
     usable = not settings.pretrained or settings.pretrained.endswith(".safetensors")
     allowed = "an exported model (*.safetensors), or empty, for networks that are not torchvision's"
     require(usable or not names & MODELS.keys(), "pretrained", settings.pretrained, allowed)
-    shape = (settings.image_channels or 3, size or 224, size or 224)
+    shape = (channels, size or 224, size or 224)
     for name in sorted(names):
         try:
-            pixels = settings.pixels or "unit"
+            pixels = pixels_of(settings, name)
             network = Architecture(name, *shape, 2, settings.mlp.widths, pixels)
+            if size and settings.pretrained not in ("", IMAGENET):
+                load_pretrained(network.blank(), network, settings.pretrained)
             if settings.train.freeze == "body":
                 if size:
                     network.check()  # the body computes the features
@@ -144,6 +155,23 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     numbered = [str(k) for k in range(10)] if kind in ("digits", "mnist") else []
     if classes := settings.class_names or numbered:
         outputs(classes, settings)
+    if numbered:
+        _check_digits(settings, numbered, hospitals)
+
+
+def _check_digits(settings: Settings, numbered: Sequence[str], hospitals: int | None) -> None:
+    """Check the cut of a data set whose classes are known."""
+    count, k = len(numbered), settings.partition_classes
+    if settings.partition == "classes":
+        least = -(-count // hospitals) if hospitals else 1
+        allowed = f"{least} to {count}: all hospitals together have all {count} classes"
+        require(least <= k <= count, "partition-classes", k, allowed)
+    allowed = f"names of which some are of the data set's classes, {', '.join(numbered)}"
+    shown = not settings.class_names or {*settings.class_names} & {*numbered}
+    require(bool(shown), "classes", settings.classes, allowed)
+    tested = settings.test_fraction > 0 or settings.dataset != "digits"
+    allowed = "above 0 with the data set 'digits', which has no test images of its own"
+    require(tested, "test-fraction", settings.test_fraction, allowed)
 
 
 def _missing_places(kind: str, sources: Sequence[str]) -> Iterator[str]:

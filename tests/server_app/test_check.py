@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+import torch
+from flwr.app import Message, RecordDict
 
+from client_app.app import app
 from client_app.datasets import DATASETS
+from learning.models import Architecture
 from server_app import check as module
 from server_app.check import check
 from server_app.notices import notices
 from server_app.results import Results
+from strategies.protocol.code import code_hash
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.registry import STRATEGIES, strategy_of
-from tests.fakes import NETWORKS, write_archive
+from tests.fakes import NETWORKS, context, write_archive
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +46,56 @@ def refused(text, **how):
 
 def test_it_knows_what_the_hospitals_know():
     assert list(module.DATASETS) == list(DATASETS)
+
+
+def refusal_of_a_hospital(text, store):
+    """What the first of two simulated hospitals answers when it enrols and prepares."""
+    config = complete(changes_of([text]))
+    place = context(0, 2, config, **{"store-dir": str(store)})
+    for verb in ("query.enrol", "query.prepare"):
+        classes = [] if verb == "query.enrol" else [str(k) for k in range(10)]
+        order = Order(1, 0, "", classes, "plain", "run", code=code_hash())
+        answer = app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=60.0), place)
+        if answer.has_error():
+            return str(answer.error.reason)
+    return ""
+
+
+WEIGHTS = "strategy='cwt' model='resnet18' pretrained='{file}'"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{WEIGHTS} image-channels=3 image-size=32", ""),
+        (WEIGHTS, "set 'image-channels' to 3"),
+        (f"{WEIGHTS} pixels='unit'", "set 'image-channels' to 3"),
+        (f"{WEIGHTS} train.freeze='body'", "set 'image-channels' to 3"),
+        (f"{WEIGHTS} image-channels=3 model='resnet34'", "are not the state dict of torchvision's"),
+        (f"{WEIGHTS} image-channels=3 pretrained='{{junk}}'", "cannot be read"),
+        ("strategy='cwt' model='resnet18' pretrained='imagenet'", "set 'image-channels' to 3"),
+        ("strategy='cwt' pixels='imagenet'", "set 'image-channels' to 3"),
+        ("strategy='cwt' partition='classes' partition-classes=5", ""),
+        ("strategy='cwt' partition='classes' partition-classes=4", "partition-classes"),
+        ("strategy='cwt' partition='classes' partition-classes=11", "partition-classes"),
+        ("strategy='cwt' classes='benign,malignant'", "classes"),
+        ("strategy='cwt' test-fraction=0", "'test-fraction' is 0"),
+    ],
+)
+def test_what_hospitals_refuse_at_enrolment_is_known_before(text, words, tmp_path):
+    """The images of 'digits' are grey, and have ten classes."""
+    files = {"file": tmp_path / "resnet18.pth", "junk": tmp_path / "junk.pth"}
+    torch.save(Architecture("resnet18", 3, 32, 32, 2).build().state_dict(), files["file"])
+    files["junk"].write_text("junk")
+    chosen = {each.split("=")[0]: each for each in text.format(**files).split()}  # the last counts
+    text = " ".join(chosen.values())
+    answer = refusal_of_a_hospital(text, tmp_path / "store")
+    if not words:
+        assert answer == ""
+        assert judged(text, hospitals=2)
+    else:
+        assert words in answer
+        assert words in refused(text, hospitals=2)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -109,7 +166,7 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ),
         ("strategy='rwt' learner='mah' tasks=5", "'mah.auxiliary' is ''; it must be public:"),
         ("strategy='fedavg' model='cnn,mlp'", "'model' is 'cnn,mlp'; it must be one network"),
-        ("model='densenet121'", "The model 'densenet121' cannot take 3x8x8 images"),
+        ("model='densenet121'", "The model 'densenet121' cannot take 1x8x8 images"),
         ("min-hospitals=5", "'min-hospitals' is 5; it must be at most the number of hospitals"),
         (
             "resume='/no'",
@@ -162,7 +219,7 @@ def test_models_of_torchvision_are_known_by_name_and_by_the_images_they_take():
     words = refused("model='resnet81'")
     assert "The setting 'model' is 'resnet81'. There is no model 'resnet81'" in words
     words = refused("model='inception_v3' image-size=32 feder.buffer-size=0")
-    assert "The model 'inception_v3' cannot take 3x32x32 images" in words
+    assert "The model 'inception_v3' cannot take 1x32x32 images" in words
 
 
 def test_a_run_can_only_be_resumed_with_its_own_settings(tmp_path):
