@@ -37,10 +37,8 @@ def class_means_trial(
 
     As in `attack_buffer`, each half of the others is once the references, and once scored.
 
-    Args:
-        members: Training features, in a random order.
-        halves: Other features; there are some in both halves.
-        synthetic: The synthetic features.
+    `members` are training features in a random order. There are some of the other features in both
+    `halves`.
     """
     rows = torch.arange(len(members), device=members.labels.device)
     asked = (members[rows[::2]], members[rows[1::2]])

@@ -97,11 +97,8 @@ def network_attack(
 ) -> Success:
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
-    Args:
-        members: 4 or more; the number of scored members is at most that of scored others.
-        others: 4 or more.
-        seeds: The number of networks; each has its own split.
-        epochs: Passes over the attacker's training images.
+    There are 4 or more members and others; at most as many members as others are scored. Each of
+    the networks, one a seed, has its own split.
 
     Returns:
         The means over the seeds of figures and of the ends of their intervals. Intervals are as

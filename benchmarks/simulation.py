@@ -155,12 +155,8 @@ def run_warm(
 ) -> Path:
     """Do one run in this process and in warm ones, without Flower's engine; the figures are equal.
 
-    Args:
-        workers: The processes; the run prints to their `log`.
-        output_dir: The folder for the result folder; only this run may write there.
-        hospitals: The number of simulated hospitals.
-        settings: As in pyproject.toml.
-        losses: The visits that are lost.
+    The run prints to the `log` of the processes. Only this run may write into `output_dir`.
+    `losses` are the visits that are lost.
 
     Returns:
         The result folder.

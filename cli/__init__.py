@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The status is 0 if the command has done its work, 1 if the result is negative (a run that
     failed, a red card), 2 if an argument or a file cannot be used, and 130 after Ctrl-C.
 
-    Args:
-        arguments: The words of the command line; None = those of this process.
+    Without `arguments` they are the words of this process's command line.
     """
     Screen.install()
     words = sys.argv[1:] if arguments is None else arguments

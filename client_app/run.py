@@ -108,10 +108,8 @@ class ModelCount:
 
     The server can begin any number of runs. So models are also counted over all runs.
 
-    Args:
-        run: The run's folder.
-        name: The name of the file; "detailed" for models with detailed figures.
-        rule: The policy's rule for the largest number.
+    The file "detailed" counts models with detailed figures. `rule` is the policy's rule for the
+    largest number.
     """
 
     def __init__(self, run: Store, name: str = "tested", rule: str = "figures.max-models") -> None:
@@ -120,10 +118,8 @@ class ModelCount:
     def add(self, model: str, place: str, most: int | None) -> None:
         """Add a model to the record, before it is tested.
 
-        Args:
-            model: The model's fingerprint.
-            place: The fingerprint of the model's place in the run, from its label; empty = any.
-            most: The largest number of models in a run, and in a day; None = any.
+        `place` is the fingerprint of the model's place in the run, from its label; empty = any.
+        `most` is the largest number of models in a run, and in a day; None = any.
 
         Raises:
             ParcelError: Another model was tested in the same place.

@@ -41,11 +41,8 @@ class _Inputs:
 def session_for(context: Context, name: str, classes: tuple[str, ...], run: str) -> Session:
     """The session of a message: an existing one, or a new one.
 
-    Args:
-        context: Flower's context, with the run's settings and the hospital's node-config.
-        name: The name at the server, for a hospital without `site`.
-        classes: The federation's classes; empty before they are known.
-        run: Identity of the run.
+    `name` is the name at the server, for a hospital without `site`. `classes` are the federation's;
+    empty before they are known.
 
     Raises:
         SettingsError: A setting, the policy or the hospital's name cannot be used.

@@ -120,10 +120,8 @@ def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tens
 
     Lengths are kept on average. Longer vectors are scaled to norm 1.
 
-    Args:
-        features: The features.
-        dimensions: d'; 0 = all, and nothing changes.
-        rng: Decides on the signs; the same at all hospitals.
+    `dimensions` is d'; 0 = all, and nothing changes. `rng` decides on the signs, and is the same at
+    all hospitals.
     """
     if not dimensions:
         return _shorten(features)
@@ -154,9 +152,7 @@ def _shorten(vectors: Tensor) -> Tensor:
 def solve(total: Sums, ridge: float) -> Tensor:
     """The classifier W of the totals, float [K, d], times `SHARPNESS`; 0 for an absent class.
 
-    Args:
-        total: The sums of all images; with noise, A may have negative eigenvalues, which become 0.
-        ridge: λ.
+    With noise, A may have negative eigenvalues, which become 0. `ridge` is λ.
     """
     return _classifier(*_equations(total), ridge)
 
@@ -204,12 +200,8 @@ def choose(
     score is the balanced accuracy of all images, each in its own fold. Of equal scores, the one
     with the smaller κ and then the larger λ wins.
 
-    Args:
-        others: The total without the hospital.
-        own: The hospital's training images. A patient is in one fold.
-        ridges: The values of λ.
-        kappas: The values of κ.
-        rng: Decides on the folds.
+    `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
+    values of λ, `kappas` of κ.
     """
     pairs = [*product(sorted(kappas), sorted(ridges, reverse=True))]
     if len(pairs) > 1:
@@ -263,10 +255,7 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
     smaller by √2. Noise is rounded to whole units: no bit of a floating-point sum reveals an image
     (Mironov, CCS 2012).
 
-    Args:
-        like: The sums.
-        multiplier: Standard deviation of the noise, in sensitivities.
-        rng: Source of the noise.
+    The multiplier is the standard deviation of the noise, in sensitivities.
 
     Raises:
         ValueError: Noise does not fit into 64 bits; as whole numbers it would be a constant.

@@ -47,10 +47,8 @@ class LivePage:
     ) -> None:
         """Write the page.
 
-        Args:
-            state: Makes the state.
-            report: Makes the report of the finished rounds, with an empty state.
-            contents: The report is made again only if this differs from the last time.
+        `report` makes the report of the finished rounds, with an empty state; it is made again only
+        if `contents` differ from the last time.
         """
         if contents != self._contents and monotonic() >= self._report_due:
             began, first = thread_time(), self._contents is None

@@ -437,10 +437,8 @@ class Summary:
     def read(cls, directory: str | Path, *, any_version: bool = False) -> Self:
         """The summary of a run that has ended, from its result directory.
 
-        Args:
-            directory: The directory.
-            any_version: Whether another version may have written the file; missing figures are then
-                empty or NaN.
+        With `any_version` another version may have written the file; missing figures are then empty
+        or NaN.
 
         Raises:
             OSError: There is no summary.json.

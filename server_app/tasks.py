@@ -31,10 +31,9 @@ def measure(
 ) -> dict[str, Any]:
     """`Summary.tasks`.
 
-    Args:
-        tasks: The task of each round of the run, never falling.
-        accuracies: By evaluated round, in order, the accuracy on each task.
-        own_streams: Whether each hospital has a task order, or task durations, of its own.
+    `tasks` has the task of each round of the run, never falling; `accuracies`, by evaluated round
+    in order, those on each task. `own_streams`: each hospital has a task order, or task durations,
+    of its own.
     """
     numbers = range(1, max(tasks) + 1)
     rows = [[row.get(number, nan) for number in numbers] for row in accuracies.values()]

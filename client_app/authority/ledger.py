@@ -128,12 +128,9 @@ def append(
 ) -> None:
     """Add an entry at the end of a ledger, on the disk.
 
-    Args:
-        path: The ledger.
-        entry: The request and the answer. Only the first `query.live` of a day is written.
-        terms: Settings, code and policy. Each line has their hash. The first line of a run with
-            this hash has them in full.
-        brought: Bytes of the message. The store may now hold a copy of the message.
+    Only the first `query.live` of a day is written. Each line has the hash of its `terms`:
+    settings, code and policy; the first line of a run with this hash has them in full. `brought`
+    are the bytes of the message, of which the store may now hold a copy.
 
     Raises:
         LedgerError: The entry cannot be written, or is too long.

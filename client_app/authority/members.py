@@ -82,11 +82,8 @@ def members_of(
     The server may announce a hospital that is no member, or has another key. The log names it, and
     it is not among the recipients.
 
-    Args:
-        trusted: The file of members, or "first-use".
-        pins: The file that a hospital with "first-use" writes.
-        own: The hospital's identity.
-        keys: The keys that the server announces, by hospital.
+    `trusted` is the file of members, or "first-use"; a hospital with "first-use" writes the file
+    `pins`. `keys` are those that the server announces, by hospital.
 
     Raises:
         SettingsError: The file cannot be used, or names a wrong key for the hospital itself.

@@ -45,9 +45,8 @@ class LocalData:
     def images_at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
         """Return the training images of one task, and the test images of all tasks so far.
 
-        Args:
-            task: Number of the task, from 1; 0 = all images that arrive, each once.
-            arrived: The tasks so far; empty = all up to `task`.
+        `task` counts from 1; 0 = all images that arrive, each once. Without `arrived`, the tasks so
+        far are all up to `task`.
 
         Raises:
             DataError: An image has none of the run's tasks.

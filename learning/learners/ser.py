@@ -237,9 +237,7 @@ def open_oracle(chosen: str, samples: Samples) -> Oracle:
 def read_maps(path: str, shape: Sequence[int]) -> Oracle:
     """The oracle from a file of `write_maps`, of which only the maps of a batch are in memory.
 
-    Args:
-        path: The file.
-        shape: (C, H, W) of an image.
+    `shape` is (C, H, W) of an image.
 
     Raises:
         SettingsError: The file has no such records. Or it lacks an image: a batch finds this out.

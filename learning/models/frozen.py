@@ -54,8 +54,7 @@ def weights_hash(network: nn.Module, architecture: "Architecture") -> str:
 class Body(nn.Module):
     """A network without its last linear layer: images uint8 [N, C, H, W] -> features [N, d].
 
-    Args:
-        network: The network; it is changed in place.
+    The network is changed in place.
 
     Attributes:
         width: The number of features, d.

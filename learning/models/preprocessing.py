@@ -49,9 +49,7 @@ def preprocessing(model: str, source: str) -> Preprocessing | None:
 
     The state dict in a file is taken for the published weights of its network.
 
-    Args:
-        model: Name of the network.
-        source: The setting `pretrained`; empty = random weights.
+    `source` is the setting `pretrained`; empty = random weights.
 
     Returns:
         The preprocessing; None for random weights, and for networks without published weights.
