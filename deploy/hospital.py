@@ -217,8 +217,8 @@ def check_server(server: str, authority: Path) -> None:
             raise DeployError(
                 f"The certificate of {server} is not valid now ({error.verify_message}); this "
                 f"machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock if "
-                "it is wrong; else the server's operator makes a new certificate (`python -m "
-                "deploy authority`)."
+                "it is wrong; else the server's operator makes a new certificate (`fedhandoff "
+                "server authority`)."
             ) from error
         raise DeployError(
             f"The certificate of {server} cannot be verified with {authority} "

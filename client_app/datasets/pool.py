@@ -20,46 +20,37 @@ Indices = NDArray[np.int64]
 class Pool:
     """All images of a data set, before they are cut over hospitals.
 
-    Attributes:
-        images: uint8 [M, C, H, W], in memory or mapped from a file.
-        labels: int64 [N], an index into `classes`.
-        classes: Names of the classes; each has an image.
-        sites: int64 [N], site of each image; None if the data set names no sites.
-        held_out: bool [N], True for the data set's own test images; None if it has none.
-        always_held_out: Whether hospitals test on these images at any `test-fraction`; otherwise
-            only if `test-fraction` is 0.
-        groups: int64 [N], group of each image, for example its patient. At one hospital, a group is
-            only trained on or only tested on. The partition `site` keeps a group at one hospital;
-            other partitions may cut it. None if every image is on its own.
-        tasks: int64 [N], task in which each image arrives, from 1; 0 = unknown. None if unknown for
-            all images.
-        rows: int64 [N], row of each image in `images`; None = in the same order, M = N.
-        quarantined: Number of further images that cannot be used.
-        fingerprint: Hash that changes with the images of a hospital's own files; else empty.
-        contents: Hashes of the images' files, [N]; None if they are not a hospital's own files.
-        pixel_hashes: SHA-256 of the pixels of each image, [N], if `images` has features; else None.
-        kind: Kind of the images (`strategies.protocol.may_leave.KINDS`).
-        whole: The network whose frozen part made features of the images (client_app.datasets.
-            features): `images` is then float32 [N, d, 1, 1]. None if they are images.
-
     Raises:
         DataError: A label is no class, or a class has no image.
     """
 
-    images: NDArray[Any]
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
+    images: NDArray[Any]  # uint8 [M, C, H, W], in memory or mapped from a file
+    labels: NDArray[np.int64]  # int64 [N], an index into `classes`
+    classes: tuple[str, ...]  # names of the classes; each has an image
+    # int64 [N], site of each image; None if the data set names no sites
     sites: NDArray[np.int64] | None = None
+    # bool [N], True for the data set's own test images; None if it has none
     held_out: NDArray[np.bool_] | None = None
+    # Whether hospitals test on these images at any `test-fraction`; else only if it is 0
     always_held_out: bool = False
+    # int64 [N], group of each image, for example its patient. At one hospital, a group is only
+    # trained on or only tested on. The partition `site` keeps a group at one hospital; other
+    # partitions may cut it. None if every image is on its own.
     groups: NDArray[np.int64] | None = None
+    # int64 [N], task in which each image arrives, from 1; 0 = unknown. None if unknown for all
+    # images.
     tasks: NDArray[np.int64] | None = None
+    # int64 [N], row of each image in `images`; None = in the same order, M = N
     rows: NDArray[np.int64] | None = None
-    quarantined: int = 0
-    fingerprint: str = ""
+    quarantined: int = 0  # number of further images that cannot be used
+    fingerprint: str = ""  # hash that changes with the images of a hospital's own files; else empty
+    # Hashes of the images' files, [N]; None if they are not a hospital's own files
     contents: list[str] | None = None
+    # SHA-256 of the pixels of each image, [N], if `images` has features; else None
     pixel_hashes: list[str] | None = None
-    kind: str = ""
+    kind: str = ""  # kind of the images (`strategies.protocol.may_leave.KINDS`)
+    # The network whose frozen part made features of the images (client_app.datasets.features):
+    # `images` is then float32 [N, d, 1, 1]. None if they are images.
     whole: Architecture | None = None
 
     def __post_init__(self) -> None:

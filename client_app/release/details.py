@@ -152,9 +152,7 @@ class Details:
         disclosure = self.disclosure
         if (outputs := outputs or self.alone_outputs()) is None:
             return {}
-        if (
-            tasks := disclosure.request.order.tasks_so_far
-        ):  # these tasks decide the possible answers
+        if tasks := disclosure.request.order.tasks_so_far:  # they decide the possible answers
             outputs = replace(outputs, model=fingerprint([outputs.model, tasks]))
         try:
             disclosure.admit(outputs.model)

@@ -44,48 +44,36 @@ BLOCK = 4096  # sketches compared at a time
 
 @dataclass(frozen=True)
 class Card:
-    """The properties and problems of a hospital's images.
-
-    Attributes:
-        source: The manifest or folder.
-        settings: Settings of the images' form and of the split.
-        findings: Problems, the worst first.
-        images: Number of usable images.
-        ignored: Number of files that are no images, by kind; see `Listing.ignored`.
-        classes: Number of training and of test images of each class.
-        groups: Number of groups of one image or more: the patients, as far as the folder, the
-            manifest or DICOM names them.
-        patients: Number of training and of test patients of each class; empty if none is named.
-        kinds: Number of images of each format, with channels and bits.
-        sizes: Number of images of each width and height, in pixels before resizing.
-        copies: Files that are identical, byte for byte.
-        near_copies: Pairs of a training and a test image that show the same.
-        contradictions: Copies with different labels.
-        constant: Images of one colour.
-        inverted: Images that are nearly the opposite of most others.
-        bytes_on_disk: Size of the decoded images in the store, in one form.
-        bytes_free: Free space of the store.
-    """
+    """The properties and problems of a hospital's images."""
 
     hospital: str
-    source: str
-    settings: dict[str, object]
-    findings: list[Finding]
-    images: int = 0
+    source: str  # the manifest or folder
+    settings: dict[str, object]  # settings of the images' form and of the split
+    findings: list[Finding]  # problems, the worst first
+    images: int = 0  # number of usable images
     unusable: list[Unusable] = field(default_factory=list)
+    # Number of files that are no images, by kind; see `Listing.ignored`
     ignored: dict[str, int] = field(default_factory=dict)
+    # Number of training and of test images of each class
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Number of groups of one image or more: the patients, as far as the folder, the manifest or
+    # DICOM names them
     groups: int = 0
+    # Number of training and of test patients of each class; empty if none is named
     patients: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Number of images of each format, with channels and bits
     kinds: dict[str, int] = field(default_factory=dict)
+    # Number of images of each width and height, in pixels before resizing
     sizes: dict[str, int] = field(default_factory=dict)
-    copies: list[list[str]] = field(default_factory=list)
+    copies: list[list[str]] = field(default_factory=list)  # files that are identical, byte for byte
+    # Pairs of a training and a test image that show the same
     near_copies: list[list[str]] = field(default_factory=list)
-    contradictions: list[list[str]] = field(default_factory=list)
-    constant: list[str] = field(default_factory=list)
+    contradictions: list[list[str]] = field(default_factory=list)  # copies with different labels
+    constant: list[str] = field(default_factory=list)  # images of one colour
+    # Images that are nearly the opposite of most others
     inverted: list[str] = field(default_factory=list)
-    bytes_on_disk: int = 0
-    bytes_free: int = 0
+    bytes_on_disk: int = 0  # size of the decoded images in the store, in one form
+    bytes_free: int = 0  # free space of the store
 
     @property
     def verdict(self) -> str:
