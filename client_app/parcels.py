@@ -161,8 +161,7 @@ def _local(request: Request, network: nn.Module) -> set[str]:
 
 def _check_fit(hospital: Hospital, label: Manifest) -> None:
     architecture, data = Architecture.from_json(label.architecture), hospital.data
-    theirs = (architecture.channels, architecture.height, architecture.width)
-    ours = data.train.shape
+    theirs, ours = architecture.image_shape, data.train.shape
     if theirs != ours:
         setting = "image-size" if theirs[0] == ours[0] else "image-channels"
         raise ParcelError(

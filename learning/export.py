@@ -248,7 +248,7 @@ def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
     if find_spec("onnxscript") is None:
         raise ModelError(f"To write ONNX, install the extra: {install_command('onnx')}.")
     shape = manifest.network
-    images = torch.zeros(2, shape.channels, shape.height, shape.width, dtype=torch.uint8)
+    images = torch.zeros(2, *shape.image_shape, dtype=torch.uint8)
     program = torch.onnx.export(
         _Probabilities(network).eval(),
         (images,),

@@ -26,8 +26,7 @@ def check_suited(
     kind = LEARNERS[learner]
     kind.check(settings)
     settings.train.check_learner(learner)
-    shape = architecture.channels, architecture.height, architecture.width
-    check_augmentation(settings.train.augment, shape)
+    check_augmentation(settings.train.augment, architecture.image_shape)
     network = architecture.skeleton()
     kind.check_suited(network, settings)
     if settings.train.dp.noise_multiplier:

@@ -115,7 +115,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
                 load_pretrained(network.blank(), network, settings.pretrained)
             if settings.train.freeze == "body":
                 if size:
-                    network.check()  # the body computes the features
+                    network.activations()  # the body computes the features
                 network = network.head(last_layer(network.skeleton()).in_features)
             check_suited(learner, network, settings, sized=size > 0)
         except ModelError as error:

@@ -63,8 +63,7 @@ class Predictor:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W)."""
-        network = self.manifests[0].network
-        return network.channels, network.height, network.width
+        return self.manifests[0].network.image_shape
 
     @property
     def settings(self) -> Settings:

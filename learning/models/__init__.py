@@ -54,7 +54,7 @@ class Architecture:
     whole: str = ""  # of a head: the description, as JSON, of the network that it completes
 
     def __post_init__(self) -> None:
-        sides, sizes = (self.channels, self.height, self.width), (self.classes, *self.hidden)
+        sides, sizes = self.image_shape, (self.classes, *self.hidden)
         fits = min(*sides, *sizes) > 0 and max(sides) <= MAX_SIDE and max(sizes) <= MAX_SIZE
         if not fits or len(self.hidden) > MAX_LAYERS:
             raise ModelError(
@@ -135,14 +135,6 @@ class Architecture:
         """The state dict of the network's skeleton."""
         return self.skeleton().state_dict()
 
-    def check(self) -> None:
-        """Check, once before a run, that the model can train on images of this shape.
-
-        Raises:
-            ModelError: The model cannot; the message gives torch's reason.
-        """
-        self.activations()
-
     def activations(self) -> tuple[int, int]:
         """Bytes that training keeps for an image until the backward pass: all, and the largest.
 
@@ -151,8 +143,7 @@ class Architecture:
         Raises:
             ModelError: The model cannot train on such images; the message gives torch's reason.
         """
-        shape = (2, self.channels, self.height, self.width)
-        images = torch.empty(shape, dtype=torch.uint8, device="meta")
+        images = torch.empty((2, *self.image_shape), dtype=torch.uint8, device="meta")
         kept: list[torch.Tensor] = []
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -182,7 +182,7 @@ def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
     with pytest.raises(ModelError, match="has no encoder"):
         Rehearsal(plain, spots(4, 1), CONFIG, Received()).observe(spots(4, 1), draws(0))
     with pytest.raises(ModelError, match="16 pixels or more a side"):
-        Architecture("vee", 1, 15, 28, 10).check()
+        Architecture("vee", 1, 15, 28, 10).activations()
     vee = Architecture("vee", 1, 28, 28, 10)
     shapes = {name: tuple(value.shape) for name, value in vee.layout.items()}
     assert shapes["encoder.body.0.weight"] == (32, 1, 5, 5)

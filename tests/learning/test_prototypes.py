@@ -112,7 +112,7 @@ def test_the_features_of_the_networks(name, width):
 
 def test_images_that_do_not_fit_when_they_are_turned_are_refused():
     with pytest.raises(ModelError, match="1x8x9 images: images that are turned must be square"):
-        Architecture("rotation-cnn", 1, 8, 9, 2).check()
+        Architecture("rotation-cnn", 1, 8, 9, 2).activations()
 
 
 def test_pass_by_hand(network):
