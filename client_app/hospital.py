@@ -16,7 +16,6 @@ from client_app.authority.policy import WITH_RESERVOIR, MachineRules, Policy, Po
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
-from learning.dp_sgd import check_network
 from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
@@ -96,7 +95,6 @@ class Hospital:
 
         Raises:
             ModelError: The network cannot be built, or the trained weights are for another one.
-            SettingsError: The network cannot be trained with DP-SGD, which the settings ask for.
         """
         architecture, settings = self.architecture, self.settings
         with use_seed(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
@@ -105,8 +103,6 @@ class Hospital:
             from learning.models.pretrained import load_pretrained  # also imports torchvision
 
             load_pretrained(network, architecture, settings.pretrained, self.data.classes)
-        if settings.train.dp.noise_multiplier:
-            check_network(network)
         return network
 
     def select_task(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":

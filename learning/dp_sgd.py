@@ -79,13 +79,11 @@ class PrivateSteps:
     ) -> Iterator[torch.optim.Optimizer]:
         """The optimizer with clipping and noise; inside, gradients are computed image by image.
 
-        Raises:
-            ModelError: The network mixes images of a batch.
+        `check_network` has accepted the network.
         """
         from opacus.grad_sample import GradSampleModule  # takes seconds
         from opacus.optimizers import DPOptimizer
 
-        check_network(network)
         watched = GradSampleModule(network)
         device = next(network.parameters()).device
         noised = DPOptimizer(

@@ -466,6 +466,14 @@ def test_dp_sgd_is_for_own_images_and_cross_entropy(tmp_path, asked, words):
 
 
 def test_dp_sgd_with_batchnorm_is_refused_before_the_first_hop(tmp_path):
-    answer = ask("query.prepare", tmp_path, config=PRIVATE, model="cnn")
+    answer = ask(
+        "query.enrol",
+        tmp_path,
+        code=code_hash(),
+        hospital="",
+        classes=[],
+        config=PRIVATE,
+        model="cnn",
+    )
     assert answer.error.code == Failure.SETTINGS
     assert "BatchNorm" in answer.error.reason
