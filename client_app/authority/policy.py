@@ -19,12 +19,15 @@ from learning.settings import LwFSettings, ReservoirSettings, SERSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.declared import (
+    MOST_DELTA,
+    MOST_EPSILON,
     Amount,
     Count,
     OneOrMore,
     Share,
     ShareBelowOne,
     TwoOrMore,
+    bounds,
     choice,
     declare,
     near_miss,
@@ -226,8 +229,8 @@ class PrivacyRules(Rules):
 
     table = "privacy"
     require: list[_Private]
-    max_epsilon: Amount
-    max_delta: Share
+    max_epsilon: Annotated[float, bounds(0, MOST_EPSILON)]
+    max_delta: Annotated[float, bounds(0, MOST_DELTA)]
 
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on a run; the account adds the ε spent before."""

@@ -80,10 +80,14 @@ Amount = Annotated[float, bounds(0, MOST)]
 AboveZero = Annotated[float, Field(gt=0, le=MOST)]
 Share = Annotated[float, bounds(0, 1)]
 LEAST_EPSILON = 1e-3  # with a smaller ε, noise may be larger than the numbers that it is added to
-Epsilon = Annotated[float, bounds(LEAST_EPSILON, MOST)]
+MOST_EPSILON = 100.0  # one patient may change a probability by e^100, so there is no protection
+Epsilon = Annotated[float, bounds(LEAST_EPSILON, MOST_EPSILON)]
+# With δ below 1e-15 dp-accounting's ε of sampled releases is infinite. With δ = 0.01 all data of
+# one patient in a hundred may leave.
+LEAST_DELTA, MOST_DELTA = 1e-12, 0.01
+Delta = Annotated[float, bounds(LEAST_DELTA, MOST_DELTA)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
 
 
 def read(

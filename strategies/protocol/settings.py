@@ -24,13 +24,12 @@ from pydantic import AfterValidator, BeforeValidator
 
 from strategies.protocol.declared import (
     LARGEST,
-    MOST,
     AboveZero,
     Amount,
     Count,
+    Delta,
     Epsilon,
     OneOrMore,
-    Probability,
     Share,
     ShareBelowOne,
     TwoOrMore,
@@ -130,10 +129,11 @@ class DPSettings:
     """Training with a guarantee, by DP-SGD: the keys `train.dp.*`."""
 
     noise_multiplier: Annotated[
-        Amount, condition(lambda noise: noise == 0 or noise >= 0.1, "0, or 0.1 or more")
+        float, condition(lambda noise: noise == 0 or 0.1 <= noise <= 1000, "0, or 0.1 to 1000")
     ]
-    clipping_norm: Annotated[float, bounds(1e-6, MOST)]  # noise in float32 is no smaller
-    delta: Probability
+    # Noise in float32 is no smaller. Larger gradients are of no use, and larger noise neither.
+    clipping_norm: Annotated[float, bounds(1e-6, 1000)]
+    delta: Delta
 
 
 @declare
@@ -207,7 +207,7 @@ class GANSettings:
 
     method: Literal["stylegan2-ada", "dp-mean-embedding", "class-gaussians"]
     epsilon: Epsilon
-    delta: Probability
+    delta: Delta
     preset: str
     sampler: Literal["random", "linear", "plan", "lci", "lci-plan", _KSalsa]
     clusters: Annotated[str, _numbers(2)]
@@ -242,7 +242,9 @@ class ReleaseSettings:
     min_class_images: OneOrMore
     max_membership: Share
     untested: bool
-    shadow_generators: Annotated[Count, condition(lambda n: n % 2 == 0, "0, or an even number")]
+    shadow_generators: Annotated[
+        int, condition(lambda n: 0 <= n <= 256 and n % 2 == 0, "0, or an even number up to 256")
+    ]
 
 
 @declare

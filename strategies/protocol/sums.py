@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord
 
 from strategies.protocol.declared import (
     LEAST_EPSILON,
+    MOST_EPSILON,
     Amount,
     Count,
-    Probability,
+    Delta,
     bounds,
     condition,
     declare,
@@ -34,12 +35,13 @@ class SumsSettings:
     kappa: Annotated[int, bounds(-1, 1000)]  # κ; -1 = by validation
     dimensions: Annotated[Count, bounds(0, WIDEST)]  # d'
     epsilon: Annotated[
-        Amount,
+        float,
         condition(
-            lambda each: each == 0 or each >= LEAST_EPSILON, f"0, or {LEAST_EPSILON} or more"
+            lambda each: each == 0 or LEAST_EPSILON <= each <= MOST_EPSILON,
+            f"0, or {LEAST_EPSILON} to {MOST_EPSILON}",
         ),
     ]
-    delta: Probability
+    delta: Delta
 
     def __post_init__(self) -> None:
         noised = self.epsilon > 0

@@ -146,7 +146,7 @@ def ask(place, run="1", verb="query.prepare", order=("a", "b"), **changes):
     [
         {"train.dp.noise-multiplier": 0.0},
         {"train.dp.noise-multiplier": 2.0},
-        {"train.dp.clipping-norm": 1e9},
+        {"train.dp.clipping-norm": 100.0},
         {"train.learning-rate": 1e-12},
         {"test-fraction": 0.5},
         {"num-server-rounds": 200},

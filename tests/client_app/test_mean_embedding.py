@@ -140,4 +140,4 @@ def test_too_few_images_for_the_noise_are_refused(hospital, form):
 
 def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):
     with pytest.raises(SettingsError, match=r"gan\.delta"):
-        made(hospital(gan__delta=0.1))
+        made(hospital(gan__delta=0.01))

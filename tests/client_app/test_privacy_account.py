@@ -5,6 +5,7 @@ from scipy.stats import norm
 
 from client_app.authority.policy import PolicyError, PrivacyRules
 from client_app.authority.privacy_account import Account, Spent, epsilon, noise_for
+from strategies.protocol.declared import LEAST_DELTA, LEAST_EPSILON, MOST_DELTA, MOST_EPSILON
 
 RULES = PrivacyRules(require=[], max_epsilon=1.0, max_delta=1e-5)
 
@@ -35,6 +36,16 @@ def test_a_sampled_step_tells_less_and_never_nothing():
     assert rate * delta_of(noise, whole) == pytest.approx(1e-5, rel=2e-2)
     both = epsilon([Spent("x", noise, rate), Spent("y", 4.0)], 1e-5)
     assert both > max(sampled, epsilon([Spent("y", 4.0)], 1e-5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delta", [LEAST_DELTA, MOST_DELTA])
+@pytest.mark.parametrize("noise", [0.1, 1000.0])
+def test_a_guarantee_within_the_bounds_of_settings_is_finite(delta, noise):
+    """With δ = 1e-16 that of sampled steps was not."""
+    assert 0 <= epsilon([Spent("x", noise, 0.1, 100)], delta) < 1e4
+    for least in (LEAST_EPSILON, MOST_EPSILON):
+        assert epsilon([Spent("x", noise_for(least, delta))], delta) == pytest.approx(least)
 
 
 def test_no_noise_is_no_guarantee():

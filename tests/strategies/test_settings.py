@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ from strategies.protocol import settings as settings_module
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults, rng_for
 from strategies.protocol.streams import task_at
 from strategies.registry import STRATEGIES, strategy_of
-from tests.fakes import run_config
+from tests.fakes import all_defaults, run_config
 
 
 def test_the_defaults_are_valid():
@@ -60,12 +61,26 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
         ("resume", "runs", "an absolute path, or one that starts with ~, or empty."),
         ("mlp.hidden", "256,,1", "such as '256,256'"),
+        ("release.shadow-generators", 258, "is 258; it must be 0, or an even number up to 256."),
     ],
 )
 def test_a_wrong_value_is_named(key, value, message):
     with pytest.raises(SettingsError) as error:
         Settings.parse({**run_config(), key: value})
     assert message in str(error.value)
+
+
+PRIVATE = re.compile(r"(epsilon|delta|noise-multiplier|clipping-norm)$")
+
+
+@pytest.mark.parametrize("key", [key for key in all_defaults() if PRIVATE.search(key)])
+@pytest.mark.parametrize("value", [1e9, 1001, 1e-30, -1])
+def test_privacy_settings_have_bounds_on_both_sides(key, value):
+    freeze = {"train__freeze": "body"} if key.startswith("sums.") else {}
+    strategy = "sums" if freeze else "rwt"
+    config = {**run_config(strategy=strategy, sums__ridge=1.0, **freeze), key: value}
+    with pytest.raises(SettingsError, match=f"The setting '{key}' is {value}; it must be .* to"):
+        strategy_of(Settings.parse(config))
 
 
 def test_all_wrong_values_are_named_at_once():
