@@ -16,6 +16,7 @@ from client_app.authority.policy import WITH_RESERVOIR, MachineRules, Policy, Po
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
+from learning.cpu import prepare_cpu
 from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
@@ -192,9 +193,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     store = expand(own.store_dir or DEFAULT)
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # The last bits of sums depend on the number of threads. Ray gives a simulated hospital a thread
-    # for each of its cores. So without this line the same seed would not give the same run.
-    torch.set_num_threads(settings.cpu_threads)
+    prepare_cpu(settings.cpu_threads)
     machine = policy.machine if policy else None
     chosen = tuple(policy.images.classes) if policy else None
     # A real hospital's images may have changed. And a server that asks for many splits must not

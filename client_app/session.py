@@ -8,11 +8,11 @@ policy, its name, the federation's classes and, at a real hospital, the run.
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import torch
 from flwr.app import Context
 
 from client_app.authority.node_config import SIMULATED, is_simulated, own_config
 from client_app.hospital import Hospital, open_hospital
+from learning.cpu import prepare_cpu
 from strategies.engine.strategy import Strategy
 from strategies.protocol.files import expand
 from strategies.protocol.settings import Settings
@@ -62,7 +62,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
         _session.cache_clear()
     session = _session(_Inputs(text, context, name, classes))
     # Another run in this process may have set another number of threads (see `open_hospital`).
-    torch.set_num_threads(session.hospital.settings.cpu_threads)
+    prepare_cpu(session.hospital.settings.cpu_threads)
     return session
 
 

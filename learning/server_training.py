@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
+from learning.cpu import prepare_cpu
 from learning.learners.fil_ver import Rehearsal
 from learning.learners.plain import Received
 from learning.packing import pack_network, unpack_network
@@ -44,7 +45,7 @@ def rehearse(
     Raises:
         DivergedError: The trained model is of no use.
     """
-    torch.set_num_threads(settings.cpu_threads)  # as at hospitals (client_app.hospital)
+    prepare_cpu(settings.cpu_threads)
     label = Manifest("server", architecture, [])
     model = unpack_network(RecordDict({"model": network}), label, {}, torch.device("cpu"))
     drawn = np.array_split(np.arange(steps * settings.train.batch_size), len(tasks))

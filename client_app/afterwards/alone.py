@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from client_app.afterwards.home import load_file, place_of, write_mixture
@@ -21,6 +20,7 @@ from client_app.authority.limits import check_disk
 from client_app.authority.policy import Policy
 from client_app.hospital import Hospital
 from client_app.store import own_folder
+from learning.cpu import prepare_cpu
 from learning.evaluation import probabilities
 from learning.export import ModelManifest, save_model
 from learning.learners.plain import Learner, Received
@@ -86,7 +86,7 @@ def train_alone(
             f"The SHA-256 of the frozen weights is {theirs or '(none)'} in the run, and "
             f"{ours or '(none)'} with these settings: give those of the run with --run-config."
         )
-    torch.set_num_threads(settings.cpu_threads)
+    prepare_cpu(settings.cpu_threads)
     network = whole_network(_train(hospital), hospital.architecture, hospital.settings)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     check_disk(policy.machine if policy else None, past.folder.parent, size)

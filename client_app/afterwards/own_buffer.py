@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass, replace
 from math import inf
 
-import torch
 from torch import Tensor
 
 from audit.search import Search
@@ -20,6 +19,7 @@ from client_app.afterwards.past_run import OwnBuffer, PastRun
 from client_app.afterwards.worth_here import model_assessments
 from client_app.hospital import Hospital
 from client_app.release.details import Details
+from learning.cpu import prepare_cpu
 from learning.learners.plain import Learner, Received
 from learning.samples import Samples
 from learning.training import train
@@ -67,7 +67,7 @@ def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Detai
     settings = settings_of(past)
     hospital = replace(hospital, settings=settings)
     samples = buffer.samples.to(hospital.device)
-    torch.set_num_threads(settings.cpu_threads)
+    prepare_cpu(settings.cpu_threads)
     network = hospital.first_model().to(hospital.device)
     learner = Learner(network, samples, settings, Received())
     pace, began, passes = Pace("trains on synthetic images alone", "images"), time.monotonic(), 0

@@ -29,6 +29,7 @@ from client_app.datasets.split import split
 from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
+from learning.cpu import prepare_cpu
 from strategies.protocol.settings import Settings, SettingsError
 
 SKETCH = 32  # pixels of the grey sketches that are compared
@@ -102,7 +103,7 @@ def examine(
         SettingsError: The policy cannot be used.
         PolicyError: The store would be larger than the policy allows.
     """
-    torch.set_num_threads(settings.cpu_threads)
+    prepare_cpu(settings.cpu_threads)
     rules = Policy.read(policy) if policy else None
     machine = rules.machine if rules else None
     if rules:
