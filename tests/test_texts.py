@@ -1,6 +1,6 @@
 """What texts name is there: files, modules and what they define, settings and rules, commands.
 
-Texts are the pages in Markdown, docstrings, and comments.
+Texts are the pages in Markdown, docstrings, comments, and messages.
 """
 
 import ast
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from typer.main import get_group
 
+from cli import app
 from client_app.authority.node_config import NodeConfig
 from client_app.authority.policy import DEFAULTS
 from gan.code_sets import CODE_SETS
@@ -31,6 +33,7 @@ CODE = [path for package in FOLDERS for path in sorted((ROOT / package).rglob("*
 ANY = "|".join(FOLDERS)
 FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|html\.md|md|toml|css|js)\b")
 MODULE = re.compile(rf"(?<![\w/.-])(?:{ANY})(?:\.[A-Za-z_]\w*)+(?![\w-])")
+COMMAND = re.compile(r"(?:`|uv run )fedhandoff ([a-z]+)(?: ([a-z]+))?|python -m ([\w.]+)")
 DOTTED = re.compile(r"`([a-z]+(?:\.[a-z0-9-]+)+)(?:=[^`]*)?`")
 # What a reader of docs/adding-a-method.md adds, and the mistake that docs/tutorial.md shows.
 EXAMPLES = {"learning/learners/smoothed.py", "strategies/patient.py", "train.epoch"}
@@ -73,8 +76,28 @@ def keys():
     return named | {key.rpartition(".")[0] for key in named} - {""}
 
 
+@cache
+def is_command(name, of_group):
+    """Whether there is such a command, or group of commands."""
+    known = get_group(app).commands
+    below = getattr(known.get(name), "commands", None)  # of a group
+    return name in known and (below is None or of_group in (*below, None))
+
+
+def missing_commands(text):
+    """The commands that a text names, and that are not there."""
+    for name, of_group, module in COMMAND.findall(text):
+        if name and not is_command(name, of_group or None):
+            yield f"fedhandoff {name} {of_group}".strip()
+        if module.partition(".")[0] in FOLDERS:
+            place = ROOT.joinpath(*module.split("."))
+            if not (place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()):
+                yield f"python -m {module}"
+
+
 def missing_from(text):
     """What a text names, and is not there."""
+    yield from missing_commands(text)
     for match in FILE.finditer(text):
         if not (ROOT / match[0]).is_file():
             yield match[0]
@@ -167,4 +190,18 @@ def test_docstrings_and_comments_name_what_is_there():
         for text in texts_of(path)
         for name in missing_from(text)
     }
+    assert not missing
+
+
+@pytest.mark.slow
+def test_messages_name_commands_that_are_there():
+    assert [*missing_commands("a new one (`python -m deploy authority`)")] == ["python -m deploy"]
+    assert [*missing_commands("`fedhandoff server keys`")] == ["fedhandoff server keys"]
+    missing = set()
+    for path in (each for each in CODE if ROOT / "tests" not in each.parents):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(each.value) for each in parts if isinstance(each, ast.Constant))
+                missing |= {f"{path.relative_to(ROOT)}: {name}" for name in missing_commands(text)}
     assert not missing
