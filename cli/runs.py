@@ -79,10 +79,12 @@ def gain(
 
     Needs the extras timm and weights. Nothing leaves this machine.
     """
-    from client_app.gain import print_gains
+    from client_app.gain import describe_gains, measure_gains
+    from strategies.protocol.console import Console
 
     private()
-    print_gains(folders, store_dir)
+    Console.install()
+    print(describe_gains(measure_gains(folders, store_dir)))
 
 
 @command(app, "compare ~/fedhandoff/runs --csv table.csv --html table.html")

@@ -34,7 +34,6 @@ from learning.sums import KAPPAS, RIDGES, Sums, choose, solve
 from pages.figures import Figure
 from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
 from strategies.protocol.classes import group_spellings, quote, sort_classes
-from strategies.protocol.console import Console
 from strategies.protocol.files import expand
 from strategies.protocol.names import join_names, names_of_folders
 from strategies.protocol.settings import Settings, complete, rng_for
@@ -187,12 +186,6 @@ def _mean(pairs: Sequence[tuple[Metrics, Metrics]], metric: str) -> Pair:
     measured = [[test[metric] for test in pair] for pair in pairs if metric in pair[0]]
     alone, shared = zip(*measured, strict=True) if measured else ([nan], [nan])
     return fmean(alone), fmean(shared)
-
-
-def print_gains(folders: Sequence[Path], store: Path) -> None:
-    """Print the verdict on the gains of departments, and a table; see `measure_gains`."""
-    Console.install()
-    print(describe_gains(measure_gains(folders, store)))
 
 
 def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
