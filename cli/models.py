@@ -18,6 +18,7 @@ from cli.command import (
     private,
 )
 from cli.places import HERE, Hospital
+from strategies.protocol.text import amount
 
 app = typer.Typer()
 PolicyFile = Annotated[
@@ -73,7 +74,7 @@ def predict(
     listing = list_images(data)
     if calibrate:
         predictor, images = predictor.calibrate(calibrate, home)
-        print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
+        print(f"Temperature {predictor.temperature:.3f}, fitted on {amount(images, 'image')}.")
     done, unusable = write_predictions(predictor, listing, output, show)
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
@@ -81,7 +82,7 @@ def predict(
         f"{each.lineage} (round {each.round}{'' if files else f', weight {weight:.2f}'})"
         for each, weight in zip(predictor.manifests, predictor.weights, strict=True)
     )
-    print(f"{done} images predicted, {len(unusable)} skipped, by {names}: {output}")
+    print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {names}: {output}")
     return bool(unusable)
 
 

@@ -25,6 +25,7 @@ from learning.packing import pack_buffer
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
 from strategies.protocol.records import ParcelError
+from strategies.protocol.text import amount
 
 # The sentence on a card about a buffer that no attack has tested.
 UNTESTED = {
@@ -89,8 +90,8 @@ def prepare(message: Message, context: Context) -> Message:
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
             metrics |= of_task.buffer_figures(made.figures)
-            kind = "vectors" if hospital.data.whole else "images"
-            release = f"{len(made.samples)} synthetic {kind} passed the release check."
+            kind = f"synthetic {'vector' if hospital.data.whole else 'image'}"
+            release = f"{amount(len(made.samples), kind)} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"
             if made.figures.get("gan-private") == 0:

@@ -23,6 +23,7 @@ from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, complete, require
+from strategies.protocol.text import amount
 from strategies.registry import strategy_of
 
 # The prefix of the setting `dataset` (client_app.datasets.DATASETS): the rest of its value.
@@ -47,8 +48,8 @@ def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
         print(notice)
     print(
         f"The settings can be used: strategy '{settings.strategy}', dataset '{settings.dataset}', "
-        f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "
-        "images, their classes and their policies."
+        f"{amount(settings.num_server_rounds, 'round')}. The hospitals check the rest when they "
+        "enrol: their images, their classes and their policies."
     )
 
 

@@ -10,6 +10,7 @@ from pages.plots import SERIES, Axis, Lane, Line, Picture, Span, chart, spans
 from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
+from strategies.protocol.text import amount
 
 MOST_ROWS = 60  # rows of a picture
 SIGNED = Axis(-1, 1, (-1, -0.5, 0, 0.5, 1))
@@ -26,7 +27,7 @@ def page(comparison: Comparison) -> str:
     measured = [each for each in COLUMNS + MORE if any(m.values(each) for m in methods)]
     return render(
         "comparison",
-        f"{len(methods)} methods compared",
+        f"{amount(len(methods), 'method')} compared",
         conclusions=comparison.conclusions,
         about=ABOUT,
         apart=APART,

@@ -18,6 +18,7 @@ from strategies.protocol.archive import ArchiveError
 from strategies.protocol.names import join_names
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
+from strategies.protocol.text import amount
 
 # The content of each file of a result directory, by the end of its path.
 ABOUT = {
@@ -100,7 +101,7 @@ def _contents(
     return Contents(
         name=folder.name,
         description=text,
-        action=f"Run {folder.name}: {summary.rounds} rounds of {summary.strategy}",
+        action=f"Run {folder.name}: {amount(summary.rounds, 'round')} of {summary.strategy}",
         status="Failed" if summary.status == "failed" else "Completed",
         error=summary.error,
         began=summary.began,
@@ -112,7 +113,11 @@ def _contents(
         inputs=[INPUT] if INPUT in files else [],
         makers={each: [*dict.fromkeys(label.visited)] for each, label in models.items()},
         checks=[
-            Check("CheckValue", f"Hashes of {len(models)} models, by their labels: OK", time=now),
+            Check(
+                "CheckValue",
+                f"Hashes of {amount(len(models), 'model')}, by their labels: OK",
+                time=now,
+            ),
             *_sign_offs(summary, events, real),
             *_disclosure(summary, events),
             Check("DisclosureCheck", "Check by a person: not recorded", status="Potential"),
@@ -129,7 +134,7 @@ def _images(data: Mapping[str, Any]) -> str:
     if not data:
         return "Nothing is known of them."
     parts = [
-        f"{data[part]['images'] or 0:.0f} images to {part} (hash {data[part]['fingerprint']})"
+        f"{amount(data[part]['images'] or 0, 'image')} to {part} (hash {data[part]['fingerprint']})"
         for part in ("train", "test")
     ]
     return f"Kind: {data['kind']}. {'; '.join(parts)}."

@@ -64,7 +64,7 @@ from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.files import FileError, expand, replacing
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
-from strategies.protocol.text import inert
+from strategies.protocol.text import amount, inert
 from strategies.registry import strategy_of
 
 # Seconds of silence before the log names the awaited hospitals: at first, and at most. The time
@@ -166,7 +166,7 @@ class Results:
         (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
         self._claim()
         rounds = self._settings.num_server_rounds
-        self._say(INFO, f"{self._settings.strategy}, {rounds} rounds: {self.path}")
+        self._say(INFO, f"{self._settings.strategy}, {amount(rounds, 'round')}: {self.path}")
         return state
 
     def _claim(self) -> None:

@@ -73,7 +73,7 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     if len(parts) == 1 and isfinite(loss := figures["train_loss"]):
         parts.append(f"loss {loss:.3f}")
     if len(measured.trained) < hospitals:
-        parts.append(f"{len(measured.trained)} of {hospitals} hospitals")
+        parts.append(f"{len(measured.trained)} of {amount(hospitals, 'hospital')}")
     if isfinite(left) and measured.number < rounds:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
@@ -134,7 +134,7 @@ def event_line(event: Event) -> tuple[int, str] | None:
     took = duration(event.seconds)
     if event.verb == "query.prepare":
         train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
-        counts = f": {train:.0f} images to train on, {test:.0f} to test on"
+        counts = f": {amount(train, 'image')} to train on, {test:.0f} to test on"
         known = counts if isfinite(train) else ""
         return INFO, f"{event.hospital} is ready{known} ({took})"
     if event.seconds >= LONG_ANSWER:
@@ -158,7 +158,7 @@ def wait_line(waits: Sequence[Awaited], now: float) -> str:
 
 def progress_line(finished: int, rounds: int, hospitals: int, left: float) -> str:
     """The finished rounds, the hospitals, and the seconds until the end (NaN = unknown)."""
-    parts = [f"{finished} of {rounds} rounds"]
+    parts = [f"{finished} of {amount(rounds, 'round')}"]
     if hospitals:
         parts.append(amount(hospitals, "hospital"))
     if isfinite(left):

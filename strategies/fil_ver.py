@@ -47,6 +47,7 @@ from strategies.fedavg import FedAvg, build_global
 from strategies.protocol.declared import Count, OneOrMore, declare, pattern
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
+from strategies.protocol.text import amount
 
 ENCODER = "encoder."  # prefix of the names of its arrays
 
@@ -173,7 +174,7 @@ class FilVer(FedAvg):
         rng = rng_for(self.settings.seed, "server training", state.round)
         tasks = [*by_task.values()]
         rehearsed, loss = rehearse(network, architecture, tasks, self.settings, steps, rng)
-        log(INFO, "The server trained %d steps on embeddings, loss %.3f", steps, loss)
+        log(INFO, "The server trained %s on embeddings, loss %.3f", amount(steps, "step"), loss)
         return {"model": rehearsed}
 
 

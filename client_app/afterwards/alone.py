@@ -30,6 +30,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.console import Pace
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import Settings, SettingsError, rng_for
+from strategies.protocol.text import amount
 
 
 def settings_of(past: PastRun) -> Settings:
@@ -105,7 +106,7 @@ def _train(hospital: Hospital) -> nn.Module:
     """The model after the run's number of rounds, trained as in the strategy `standalone`."""
     settings = hospital.settings
     network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds
-    pace = Pace(f"{hospital.name} trains alone, {rounds} rounds", "images")
+    pace = Pace(f"{hospital.name} trains alone, {amount(rounds, 'round')}", "images")
     for number in range(1, rounds + 1):
         learner = Learner(network, hospital.data.train, settings, Received())
         rng = rng_for(settings.seed, "visit", number, 1, hospital.name)

@@ -25,6 +25,7 @@ from strategies.protocol.classes import quote, sort_classes
 from strategies.protocol.files import expand
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import Settings
+from strategies.protocol.text import amount
 
 LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
 
@@ -108,8 +109,8 @@ class Survey:
         if are_too_many(unusable, total, max_quarantined):
             yield Finding(
                 "unusable-images",
-                f"{unusable} of {total} images cannot be used; the setting 'max-quarantined' "
-                f"allows a share of {max_quarantined:g}.",
+                f"{unusable} of {amount(total, 'image')} cannot be used; the setting "
+                f"'max-quarantined' allows a share of {max_quarantined:g}.",
                 "Repair or remove them; each is listed with the reason.",
             )
         labels = Counter(entry.label for entry in self.entries)

@@ -61,6 +61,7 @@ from strategies.protocol.may_leave import METRICS, SHARE, metric_of
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
+from strategies.protocol.text import amount
 
 IMAGES = 1000  # training images at most for the training loss and for operating points
 WORST = 2.0  # upper limit of an image's loss, as a multiple of the loss of guessing
@@ -302,7 +303,8 @@ class Noised(Disclosure):
             within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
             self.effects |= of_tasks | within
         if small := len(self.data.test) - len(self.labels):
-            log_once(f"Figures leave out {small} test images: too few patients have their class.")
+            images = amount(small, "test image")
+            log_once(f"Figures leave out {images}: too few patients have their class.")
 
     def weight(self, images: float) -> float:
         """See the base; the same for all visits that train on the hospital's own images."""

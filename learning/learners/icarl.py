@@ -47,6 +47,7 @@ from learning.samples import Samples, concatenate
 from learning.settings import ReservoirSettings
 from learning.stream import earlier_samples
 from strategies.protocol.settings import Settings, require
+from strategies.protocol.text import amount
 
 
 class ICaRL(FromBefore):
@@ -128,8 +129,9 @@ class ICaRL(FromBefore):
                 small += 1
         if small:
             logging.getLogger("flwr").info(
-                f"iCaRL sends no mean of {small} of {len(chosen)} classes: their kept images are "
-                f"of fewer than {self.received.fewest} patients (sums.min-class-patients)."
+                f"iCaRL sends no mean of {small} of {amount(len(chosen), 'class')}: the kept "
+                f"images are of fewer than {self.received.fewest} patients "
+                "(sums.min-class-patients)."
             )
         return concatenate(chosen), torch.cat(owners), means
 

@@ -33,6 +33,7 @@ from pages.verdicts.model import (
     worst_pair,
 )
 from strategies.protocol.names import join_names
+from strategies.protocol.text import amount
 
 OWN = "the hospitals' own models"  # before the first hand-off
 COMMAND = "uv run fedhandoff report --hospital NAME --to report.html"
@@ -65,11 +66,11 @@ def judge_run(
     found = []
     if held:
         silent = sorted({*holders} - {row["hospital"] for row in held})
-        noun = "hospitals, the model that the hospital holds"
-        found.append(_compare_chance("At", noun, headline, held, silent))
+        who = ", the model that the hospital holds"
+        found.append(_compare_chance("At", "hospital", who, headline, held, silent))
     if everywhere:
-        noun = "tested pairs of model and hospital, the model"
-        found.append(_compare_chance("Everywhere: in", noun, everywhere, tests, ()))
+        who = " of model and hospital, the model"
+        found.append(_compare_chance("Everywhere: in", "tested pair", who, everywhere, tests, ()))
     found += [verdict("note", _noise(own), "noise")] if noised else compare_largest_class(own)
     if not noised and isnan(headline["low"]):
         return found
@@ -86,6 +87,7 @@ def judge_run(
 def _compare_chance(
     where: str,
     noun: str,
+    who: str,
     mean: Figure,
     rows: Sequence[Assessment],
     silent: Sequence[str],
@@ -93,13 +95,13 @@ def _compare_chance(
     """The verdict on the models beside chance, with their mean and the worst pair."""
     judgement, same, least = judge_all(rows), mean_chance(rows), worst_pair(rows)
     shown = sum(judge(row) == "good" for row in rows)
-    text = f"{where} {shown} of {len(rows) + len(silent)} {noun} is shown to be better than chance"
+    places = amount(len(rows) + len(silent), noun)
+    text = f"{where} {shown} of {places}{who} is shown to be better than chance"
     if is_noised(rows):
         text += " by figures with noise"
     if judgement == "note" and not shown:
-        text = (
-            f"{where} {len(rows)} {noun} was tested; whether it is better than chance is not known"
-        )
+        places = amount(len(rows), noun)
+        text = f"{where} {places}{who} was tested; whether it is better than chance is not known"
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
         of_all = "estimated for all pairs" if "sampled" in mean else "on average"

@@ -25,6 +25,7 @@ from server_app.report import data, embeddings, method, operation, privacy, task
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
+from strategies.protocol.text import amount
 from strategies.registry import STRATEGIES
 
 KINDS = {
@@ -119,9 +120,9 @@ def _method(strategy: str) -> tuple[str, str]:
 def _facts(name: str, summary: Summary) -> list[str]:
     resumed = [f"interrupted and resumed: {summary.resumed}"] if summary.resumed else []
     return [
-        f"{len(summary.hospitals)} hospitals",
-        f"{len(summary.models)} models" if len(summary.models) != 1 else "one model",
-        f"{summary.rounds} rounds",
+        amount(len(summary.hospitals), "hospital"),
+        amount(len(summary.models), "model"),
+        amount(summary.rounds, "round"),
         duration(summary.wall_seconds),
         *resumed,
         f"run {name}",

@@ -43,6 +43,7 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 from strategies.protocol.records import find_record
+from strategies.protocol.text import amount
 
 
 class Engine:
@@ -83,7 +84,7 @@ class Engine:
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
         check_ready(self.run, enrol(self.run, self.exchange.joining_later))
-        log(INFO, "%d rounds at %s", rounds, join_names(state.hospitals))
+        log(INFO, "%s at %s", amount(rounds, "round"), join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)
         self._ask_for_tests()

@@ -26,6 +26,7 @@ from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 from strategies.protocol.records import find_record
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.text import amount
 
 PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
 
@@ -97,7 +98,7 @@ def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
         elif not (state.hop and run.strategy.waits) or hospital in state.nodes:
             coming[hospital] = node
     if coming:
-        log(INFO, "%d hospitals prepare their models", len(coming))
+        log(INFO, "Models are prepared at %s", amount(len(coming), "hospital"))
     return coming, failed
 
 
@@ -114,7 +115,9 @@ def check_ready(run: Run, failed: Failed) -> None:
             raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
     if ready + _count_excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
-        raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
+        raise RunError(
+            f"{ready} of {amount(wanted, 'hospital')} (min-hospitals) are ready. {reasons}"
+        )
     if run.strategy.buffer_size and not run.state.buffers:
         raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
@@ -122,18 +125,18 @@ def check_ready(run: Run, failed: Failed) -> None:
 def _wait_for_hospitals(run: Run) -> list[int]:
     """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
-    reported = -1
+    reported, hospitals = -1, amount(wanted, "hospital")
     while len(reachable := run.courier.find_reachable()) + _count_excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
-                f"{len(reachable)} of {wanted} hospitals (min-hospitals) are simulated: simulate "
+                f"{len(reachable)} of {hospitals} (min-hospitals) are simulated: simulate "
                 "more (num-supernodes), or lower min-hospitals."
             )
         waited = time.monotonic() - start
         if waited > run.settings.hop_timeout:
             connected = ", ".join(sorted(run.courier.node_names().values())) or "none"
             raise RunError(
-                f"{len(reachable)} of {wanted} hospitals (min-hospitals) have answered within "
+                f"{len(reachable)} of {hospitals} (min-hospitals) have answered within "
                 f"{waited:.0f} seconds (hop-timeout); connected: {connected}. Start more, or lower "
                 "min-hospitals."
             )
@@ -143,7 +146,7 @@ def _wait_for_hospitals(run: Run) -> list[int]:
             left = duration(run.settings.hop_timeout - waited)
             log(
                 INFO,
-                f"{reported} of {wanted} hospitals (min-hospitals) can be reached: "
+                f"{reported} of {hospitals} (min-hospitals) can be reached: "
                 f"{join_names(here) or 'none'}. The run waits for the others, {left} at the most "
                 "(hop-timeout)",
             )

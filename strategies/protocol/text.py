@@ -30,8 +30,9 @@ def printable(value: object, kept: str = "") -> str:
 
 
 def amount(number: float, noun: str) -> str:
-    """A whole number with its noun: "1 seed", "2 seeds"."""
-    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
+    """A whole number with its noun: "1 seed", "2 seeds", "2 classes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:.0f} {noun}{'' if number == 1 else plural}"
 
 
 def inert(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 from html import escape
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from learning.model_card import _plain
 from strategies.protocol.console import Console
 from strategies.protocol.text import Screen, inert, printable
+from tests.fakes import context, run_config, run_here, write_archive
 from tests.pages.macros import call
 
 # What a terminal obeys, what turns letters around, what nobody sees, and half a character.
@@ -96,3 +98,26 @@ def test_a_password_of_others_texts_is_not_printed():
     output = io.StringIO()
     print("http://me:hunter2@host is away", file=Screen(output))
     assert "hunter2" not in output.getvalue()
+
+
+def test_one_thing_is_singular_in_the_log_and_on_the_page(tmp_path, caplog, capsys):
+    """One hospital, one round, and a test image of each of two classes."""
+    caplog.set_level(logging.INFO, "flwr")
+    write_archive(tmp_path / "two.npz", 20)
+    config = run_config(
+        strategy="standalone",
+        dataset=f"npz:{tmp_path / 'two.npz'}",
+        partition="iid",
+        model="mlp",
+        num_server_rounds=1,
+        min_hospitals=1,
+        test_per_class="1",
+        output_dir=str(tmp_path / "runs"),
+    )
+    result, _ = run_here([context(0, 1, config, **{"store-dir": str(tmp_path / "store")})])
+    page = re.sub("<[^>]*>", " ", (result / "report.html").read_text("utf-8"))
+    said = "\n".join([*caplog.messages, capsys.readouterr().out, page])
+    assert "Models are prepared at 1 hospital" in said
+    assert "1 round at hospital-0" in said
+    nouns = "hospital|model|round|image|visit|patient|classe|step|method|answer|minute|second"
+    assert re.findall(rf"(?<![\d.,])1\s+(?:\w+ )?(?:{nouns})s\b.*", said) == []

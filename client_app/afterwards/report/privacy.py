@@ -10,6 +10,7 @@ from client_app.authority.policy import Policy
 from learning.intervals import Estimate
 from pages.release_view import noun_of, release_checks
 from strategies.protocol.settings import Settings, SettingsError, defaults
+from strategies.protocol.text import amount
 
 
 def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
         ],
         "sums": [
             [
-                f"{each['classes']} classes, {each['features']} features",
+                f"{amount(each['classes'], 'class')}, {amount(each['features'], 'feature')}",
                 f"ε = {each['epsilon']:g}" if each["epsilon"] else "none",
                 *(
                     _interval(each[name]["attack"].get("auc")) if name in each else None

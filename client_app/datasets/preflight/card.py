@@ -31,6 +31,7 @@ from client_app.errors import DataError
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
 from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.text import amount
 
 SKETCH = 32  # pixels of the grey sketches that are compared
 # Correlation of two sketches. Among 6,441 dermoscopy photographs at 64 pixels, no two of different
@@ -134,7 +135,7 @@ def examine(
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
         if are_too_few(train, test):
-            text = f"There are {len(train)} images to train on and {len(test)} to test on"
+            text = f"There are {amount(len(train), 'image')} to train on and {len(test)} to test on"
             text += f", of {len(set(found.groups))} patients or groups, each on one side."
             advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
             findings.append(Finding("too-few-images", text, advice))

@@ -83,7 +83,7 @@ def text(card: Card) -> str:
     """The card as text."""
     lines = []
     if card.images:
-        lines.append(f"{card.images} images, {len(card.unusable)} that cannot be used")
+        lines.append(f"{amount(card.images, 'image')}, {len(card.unusable)} that cannot be used")
     for name, counts in card.classes.items():
         lines.append(f"  {name}: {counts['train']} to train on, {counts['test']} to test on")
     lines.append(f"{card.verdict.upper()}: {ADVICE[card.verdict]}")
@@ -97,7 +97,11 @@ def text(card: Card) -> str:
 def _facts(card: Card) -> list[list[str]]:
     """Rows of the images' properties."""
     megabytes = card.bytes_on_disk / 1e6
-    patients = f", of {card.groups} patients" if card.patients else "; their patients are unknown"
+    patients = (
+        f", of {amount(card.groups, 'patient')}"
+        if card.patients
+        else "; their patients are unknown"
+    )
     return [
         ["images", f"{card.images}{patients}"],
         ["formats", _summary(card.kinds)],
