@@ -191,8 +191,8 @@ def run(folder: Path, run_config: str | None) -> bool:
     state = _follow(folder, number)
     completed = state["status"] == "finished:completed"
     if not completed:
-        said = f"Run {number} is {state['status']}: {state['status-details']}"
-        print(said, file=sys.stderr, flush=True)
+        text = f"Run {number} is {state['status']}: {state['status-details']}"
+        print(text, file=sys.stderr, flush=True)
     return completed
 
 

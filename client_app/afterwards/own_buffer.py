@@ -16,7 +16,7 @@ from torch import Tensor
 from audit.search import Search
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.past_run import OwnBuffer, PastRun
-from client_app.afterwards.worth_here import model_assessments
+from client_app.afterwards.worth_here import assess
 from client_app.hospital import Hospital
 from client_app.release.details import Details
 from learning.cpu import prepare_cpu
@@ -76,9 +76,9 @@ def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Detai
         rng = rng_for(settings.seed, "visit", passes, 1, hospital.name)
         train(learner, settings.train.round_settings(passes), 1, rng, inf, progress=pace)
     seconds = time.monotonic() - began
-    worth = next(iter(model_assessments(details, network, "synthetic images alone")), None)
+    rows = assess(details, details.outputs("", network), "synthetic images alone")
     pairs = nearest_pairs(samples, hospital.data.train, hospital.data.classes)
-    return Examination(worth, passes, seconds, pairs)
+    return Examination(rows[0] if rows else None, passes, seconds, pairs)
 
 
 def nearest_pairs(synthetic: Samples, training: Samples, classes: tuple[str, ...]) -> list[Pair]:

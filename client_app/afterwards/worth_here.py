@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from sklearn.metrics import roc_curve
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import PastRun
@@ -49,27 +49,23 @@ def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
         ModelError: A model cannot be loaded.
     """
     hospital = details.disclosure.request.hospital
-    rows, longer, said_alone = [], past.alone_file.exists(), None
+    rows, longer, own_outputs = [], past.alone_file.exists(), None
     if longer:
-        said_alone = details.outputs("", load_file(past.alone_file)[0].to(hospital.device))
-    if figures := details.alone_figures(said_alone):
+        own_outputs = details.outputs("", load_file(past.alone_file)[0].to(hospital.device))
+    if figures := details.alone_figures(own_outputs):
         rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
         rows[-1]["model"] = AS_LONG if longer else past.site
-    said: list[Outputs] = []
+    outputs: list[Outputs] = []
     for lineage, file in past.files.items():
-        said.append(details.outputs("", load_file(file)[0].to(hospital.device)))
-        rows += _assessments(details, said[-1], lineage)
-    if len(said) > 1:
+        outputs.append(details.outputs("", load_file(file)[0].to(hospital.device)))
+        rows += assess(details, outputs[-1], lineage)
+    if len(outputs) > 1:
         mean, seen = (
-            torch.stack([getattr(each, part) for each in said]).mean(0) for part in ("test", "seen")
+            torch.stack([getattr(each, part) for each in outputs]).mean(0)
+            for part in ("test", "seen")
         )
-        rows += _assessments(details, Outputs("", mean, seen), "ensemble")
+        rows += assess(details, Outputs("", mean, seen), "ensemble")
     return rows
-
-
-def model_assessments(details: Details, network: nn.Module, about: str) -> list[Assessment]:
-    """The exact assessments of a model; empty if its outputs are not finite."""
-    return _assessments(details, details.outputs("", network), about)
 
 
 def own_lineages(past: PastRun) -> set[str]:
@@ -78,21 +74,21 @@ def own_lineages(past: PastRun) -> set[str]:
     return own | ({past.site} - past.models.keys())
 
 
-def _assessments(details: Details, said: Outputs, about: str) -> list[Assessment]:
-    """The assessment of a model with its ROC curves; empty if its outputs are not finite."""
+def assess(details: Details, outputs: Outputs, about: str) -> list[Assessment]:
+    """The exact assessment of a model with its ROC curves; empty if its outputs are not finite."""
     hospital = details.disclosure.request.hospital
     try:
-        figures = details.disclosure.test_figures(said.model, said.test)
+        figures = details.disclosure.test_figures(outputs.model, outputs.test)
     except DivergedError:
         return []
     classes = hospital.data.classes
-    row = _assessment(about, hospital.name, details.figures(said, figures), classes)
-    return [{**row, "roc": _roc(hospital.data.test.labels, said.test)}]
+    row = _assessment(about, hospital.name, details.figures(outputs, figures), classes)
+    return [{**row, "roc": _roc(hospital.data.test.labels, outputs.test)}]
 
 
-def _roc(labels: Tensor, said: Tensor) -> list[tuple[list[float], list[float]]]:
+def _roc(labels: Tensor, outputs: Tensor) -> list[tuple[list[float], list[float]]]:
     """False and true positive rates of each class; empty if all images or none are of the class."""
-    truth, scores = labels.cpu().numpy(), said.cpu().numpy()
+    truth, scores = labels.cpu().numpy(), outputs.cpu().numpy()
     curves = []
     for k in range(scores.shape[1]):
         own = truth == k

@@ -122,8 +122,8 @@ class Index:
 
     def is_new(self, digest: str) -> bool:
         """Whether a hash is new in the table `said`; it is added."""
-        said = self.rows.execute("INSERT OR IGNORE INTO said VALUES (?)", (digest,))
-        return said.rowcount > 0
+        added = self.rows.execute("INSERT OR IGNORE INTO said VALUES (?)", (digest,))
+        return added.rowcount > 0
 
     def remember(self, run: str) -> None:
         """Note the files with the hospital's record of earlier answers, once an hour."""

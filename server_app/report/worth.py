@@ -44,7 +44,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         rows = [row for row in rows if row["held"] or row["kind"] != "model"]
     believed = [(hospital, row["calibration"]) for hospital, row in own.items()]
     return {
-        "said": {about: _sentences(summary, about) for about in ("run", "hospital", "class")},
+        "sentences": {about: _sentences(summary, about) for about in ("run", "hospital", "class")},
         "headline": _headline(summary),
         **_comparison_with_own(own, alone, chances),
         **_class_values(summary, own),
