@@ -201,6 +201,18 @@ def visits(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event.verb.partition(".")[0] == "train"]
 
 
+def last_leg_loss(events: Sequence[Event]) -> float:
+    """The mean training loss of the last legs of the latest round with a rewind leg; NaN = none.
+
+    These legs return a model to the hospital whose visit it is (strategies/fedrewind.py).
+    """
+    legs = [event for event in visits(events) if event.outcome == "ok"]
+    round_ = max((event.round for event in legs if event.verb == "train.rewind"), default=0)
+    last = max((event.hop for event in legs if event.round == round_), default=0)
+    returns = [event.metrics for event in legs if (event.round, event.hop) == (round_, last)]
+    return average(returns, "train-loss") if round_ else nan
+
+
 def participants(events: Iterable[Event]) -> list[str]:
     """Hospitals that answered at least once, sorted."""
     return sorted({event.hospital for event in events if event.outcome == "ok"})

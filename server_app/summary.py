@@ -14,7 +14,7 @@ from typing import Any, Self, TypedDict
 
 from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
 from pages.verdicts.model import Verdict
-from pages.verdicts.run import add_baseline, judge_run
+from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing
 from server_app.assessments import assess, figure_everywhere, headline, pool, was_handed_on
 from server_app.data import data_of
@@ -189,7 +189,8 @@ def _worth(run: Record) -> list[Verdict]:
     everywhere = figure_everywhere(run.assessments, run.last_round.figures)
     holders = {hospital for _, hospital in run.last_round.held_pairs}
     rows, number = run.assessments, run.last_round.number
-    return judge_run(run.headline, everywhere, rows, run.pooled, number, holders)
+    found = judge_run(run.headline, everywhere, rows, run.pooled, number, holders)
+    return [*found, *judge_rewind(measures.last_leg_loss(run.events), len(run.classes))]
 
 
 def _mean_standalone(run: Record) -> float:

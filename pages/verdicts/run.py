@@ -1,7 +1,7 @@
 """Verdicts on a run: on the models that hospitals hold, then on every model everywhere."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from math import isfinite, isnan
+from math import isfinite, isnan, log
 from typing import Any
 
 from pages.figures import (
@@ -82,6 +82,23 @@ def judge_run(
         _judge_hospitals(rows),
         key=lambda row: (-GRAVITY.index(row["judgement"]), row["hospital"]),
     )
+
+
+def judge_rewind(loss: float, classes: int) -> Iterator[Verdict]:
+    """The warning that the last leg of a visit does not restore what the rewind leg undid.
+
+    Args:
+        loss: The mean training loss of the last legs; NaN = the run has no rewind leg.
+        classes: K; the loss of the same probability for all classes is ln K.
+    """
+    if classes and loss > log(classes):
+        yield verdict(
+            "note",
+            f"The last leg of FedRewind's visits has a mean training loss of {loss:.2f}, more than "
+            f"the {log(classes):.2f} of the same probability for all classes. So a model does not "
+            "relearn a hospital's images after the rewind leg. Compare with the base method alone "
+            "(docs/choose.md).",
+        )
 
 
 def _compare_chance(

@@ -365,3 +365,24 @@ def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
     found = [e for e in judge_with_baseline(ours, theirs).worth if "alone for as long" in e["text"]]
     assert [each["judgement"] for each in found] == ["note", "note"]
     assert all("better than cwt" in each["text"] for each in found)
+
+
+def rewound(last, first=0.1, rounds=(1, 2)):
+    """The sentences on a FedRewind run whose last legs have these training losses."""
+    legs = [("train", first), ("train.rewind", 5.0), ("train", last)]
+    events = [
+        Event(verb, round_, hop, "A", "A", metrics={"train-loss": loss})
+        for round_ in rounds
+        for hop, (verb, loss) in enumerate(legs, start=1)
+    ]
+    lost = Event("train", 2, 3, "B", "B", "timeout", metrics={"train-loss": 9.0})
+    rows = summarise(Record("fedrewind", [*events, lost], [], 0.0, "", classes=CLASSES)).worth
+    return [row["text"] for row in rows if "last leg" in row["text"]]
+
+
+def test_a_last_leg_that_does_not_bring_back_what_the_rewind_leg_undid_is_named():
+    (text,) = rewound(0.75)  # ln 2 = 0.69
+    assert "loss of 0.75, more than the 0.69" in text
+    assert rewound(0.65) == []
+    assert rewound(0.65, first=0.9) == []  # the first leg starts from another hospital's model
+    assert rewound(0.75, rounds=()) == []
