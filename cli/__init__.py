@@ -2,46 +2,8 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Annotated
 
-import typer
-import typer.core
-from click import Abort, ClickException
-from click.exceptions import NoArgsIsHelpError
-
-from cli import authority, hospital, models, runs, server
-from strategies.protocol.text import Screen
-
-typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
-app = typer.Typer(
-    no_args_is_help=True,
-    suggest_commands=False,  # click suggests them, too
-    context_settings={"max_content_width": 100},
-)
-for module in (runs, authority, models):
-    app.registered_commands += module.app.registered_commands
-app.add_typer(server.app, name="server")
-app.add_typer(hospital.app, name="hospital")
-
-
-def print_version(wanted: bool) -> None:
-    """Print the versions of this application and of Flower, and end the command."""
-    if wanted:
-        print(f"fedhandoff {version('fedhandoff')}, flwr {version('flwr')}")
-        raise typer.Exit
-
-
-@app.callback()
-def fedhandoff(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=print_version)
-    ] = False,
-) -> None:
-    """Hospitals train one another's models: simulate runs, and take part in real ones.
-
-    Each command has an example: fedhandoff check --help
-    """
+INTERRUPTED = 130  # the status after Ctrl-C, as of a shell
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,20 +12,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The status is 0 if the command has done its work, 1 if the result is negative (a run that
     failed, a red card), 2 if an argument or a file cannot be used, and 130 after Ctrl-C.
 
-    Without `arguments` they are the words of this process's command line.
+    Args:
+        arguments: The words of the command line; None = those of this process.
     """
-    Screen.install()
-    words = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(words, prog_name="fedhandoff", standalone_mode=False, obj=words)
-    except NoArgsIsHelpError as error:
-        print(error.format_message())
-        status = 2
-    except ClickException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "fedhandoff"
-        print(f"{command}: {error.format_message()}", file=sys.stderr)
-        status = 2
-    except Abort:
-        status = 130
-    sys.exit(status or 0)
+        from cli.entry import run  # its imports take a third of a second, in which Ctrl-C may come
+
+        status = run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("fedhandoff: interrupted by Ctrl-C.", file=sys.stderr)
+        status = INTERRUPTED
+    sys.exit(status)

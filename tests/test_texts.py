@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 import pytest
 from typer.main import get_group
 
-from cli import app
+from cli.entry import app
 from client_app.authority.node_config import NodeConfig
 from client_app.authority.policy import DEFAULTS
 from gan.code_sets import CODE_SETS

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, SIGTERM, signal
+from signal import SIGTERM
 from struct import pack, unpack
 from threading import Event, Thread
 from typing import IO, Any
@@ -124,12 +124,15 @@ def launch(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        # Ctrl-C ends the caller, and so a process of its own (`_end_with`). A hospital's process
+        # stays in the group that its supervisor ends.
+        process_group=None if _listens(opened) else 0,
     )
 
 
 def main(app: str, opened: socket.socket) -> None:
     """Answer messages on a socket by an app, given as `<module>:<name>`."""
-    listens = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    listens = _listens(opened)
     if listens and os.fork():
         os._exit(0)
     module, _, name = app.partition(":")
@@ -138,9 +141,12 @@ def main(app: str, opened: socket.socket) -> None:
     if listens:
         serve(opened, client)
     else:
-        signal(SIGINT, SIG_IGN)  # Ctrl-C ends the caller, and so this process (`_end_with`)
         loaded.simulate()
         _fork_or_wait(opened, client)
+
+
+def _listens(opened: socket.socket) -> bool:
+    return bool(opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def serve(listener: socket.socket, app: ClientApp) -> None:

@@ -2,8 +2,10 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import typer
 from click import Argument, Context, FloatRange, Group, IntRange
 from click.types import FloatParamType, IntParamType
 
-from cli import app, main
+from cli import main
+from cli.entry import app
 from deploy.errors import DeployError
 from deploy.own_file import write_own
 
@@ -138,12 +141,42 @@ def test_the_cause_of_a_failed_deployment_is_one_line(monkeypatch, capsys, tmp_p
     assert (status, error) == (2, "fedhandoff server start: The port is in use.\n")
 
 
+LINE = "fedhandoff: interrupted by Ctrl-C.\n"
+
+
 def test_ctrl_c_ends_with_its_own_status(monkeypatch, capsys, tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("deploy.server.start_superlink", interrupted)
-    assert failed(capsys, "server", "start", "--server", tmp_path)[0] == 130
+    status, error = failed(capsys, "server", "start", "--server", tmp_path)
+    assert (status, error.strip()) == (130, LINE.strip())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["run", "--run-config", "strategy='cwt'"], ["watch", "."]])
+def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
+    """At first modules are imported: of the command, of torch, and in the process of hospitals."""
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    began = "import sys; print('began', flush=True); from cli import main; main(sys.argv[1:])"
+    for wait in (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", began, *words],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout
+        assert process.stdout.readline() == "began\n"
+        time.sleep(max(wait, 0.02))  # `main` itself is there
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert said.endswith(LINE)
+        assert "Traceback" not in said
 
 
 def test_the_home_folder_of_a_path_is_found(monkeypatch, tmp_path, capsys):
