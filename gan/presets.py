@@ -134,8 +134,8 @@ PRESETS: dict[str, Preset] = {
         otherwise="classifier",
         perceptual_net="squeeze",
     ),
-    # 64 x 64: photographs of skin in a quarter of an hour on one CPU core. Large layers take most
-    # of the time, so they have few channels. The latent is small, as for `tiny`.
+    # 64 x 64: photographs of skin in some minutes on one CPU core. Large layers take most of the
+    # time, so they have few channels. The latent is small, as for `tiny`.
     "small": replace(
         _XRAY,
         channels=(64, 64, 32, 16, 8),
