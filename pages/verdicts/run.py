@@ -96,8 +96,8 @@ def judge_rewind(loss: float, classes: int) -> Iterator[Verdict]:
             "note",
             f"The last leg of FedRewind's visits has a mean training loss of {loss:.2f}, more than "
             f"the {log(classes):.2f} of the same probability for all classes. So a model does not "
-            "relearn a hospital's images after the rewind leg. Compare with the base method alone "
-            "(docs/choose.md).",
+            "relearn a hospital's images after the rewind leg. Use the base method alone, or let "
+            "Adam's state travel (train.optimizer-state; docs/choose.md).",
         )
 
 
