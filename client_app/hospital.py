@@ -1,5 +1,6 @@
 """A hospital: its name, data, device, store and policy."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,7 +22,7 @@ from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
-from learning.settings import ReservoirSettings
+from learning.settings import RehearsalSettings, ReservoirSettings, SERSettings
 from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
@@ -33,6 +34,10 @@ from strategies.protocol.settings import (
     rng_for,
     turn_value,
 )
+
+# Copies of a network's weights beside those that each learner has: networks from before, teachers,
+# importances and anchors.
+COPIES = {"cwc": 7, "fedprox": 1, "icarl": 1, "lwf": 1, "oewc": 4, "twf": 2}
 
 
 @dataclass(frozen=True)
@@ -70,12 +75,28 @@ class Hospital:
         return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
     @property
-    def images_in_memory(self) -> tuple[int, int]:
-        """The largest number of images in a batch, and of images that the learner keeps."""
-        own, kept = self.settings.train.batch_size, ReservoirSettings(0, 2)
-        if self.settings.learner in WITH_RESERVOIR:
-            kept = self.settings.section("reservoir", ReservoirSettings)
-        return max(own, min(kept.batch_size, kept.size)), kept.size
+    def memory_of_a_visit(self) -> tuple[int, int, int]:
+        """Images in a batch, images that the learner keeps, and its copies of the weights.
+
+        Of `rehearsal` these are estimates: tasks are taken for alike, and the number of kept images
+        is rounded up to a power of two, since a refusal may reveal it.
+        """
+        settings = self.settings
+        own, kept = settings.train.batch_size, ReservoirSettings(0, 2)
+        learner = settings.learner or settings.strategy
+        if learner == "ser":
+            learner = settings.section("ser", SERSettings).learner
+        copies = COPIES.get(learner, 0)
+        if learner == "rehearsal":
+            share = settings.section("rehearsal", RehearsalSettings).share
+            images = math.ceil(share * len((self.whole or self.data).train))
+            beside = math.ceil(share * own * (settings.tasks - 1))
+            return max(own, beside), 1 << (images - 1).bit_length(), copies
+        if settings.learner in WITH_RESERVOIR:
+            kept = settings.section("reservoir", ReservoirSettings)
+        batch = max(own, min(kept.batch_size, kept.size))
+        # The two draws of a step are passes of their own: three batches where others have two.
+        return batch + batch // 2 * (learner in ("derpp", "mah")), kept.size, copies
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:

@@ -61,7 +61,7 @@ def unpack(
         if label.round > request.order.round:
             raise ParcelError(f"The parcel of lineage '{label.lineage}' is from a future round.")
         _check_fit(hospital, label)
-        content, sizes = request.message.content, hospital.images_in_memory
+        content, sizes = request.message.content, hospital.memory_of_a_visit
         check_model(hospital.policy, label.architecture, content, *sizes)
         local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)

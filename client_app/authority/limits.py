@@ -24,14 +24,19 @@ COPIES = 4
 
 
 def check_model(
-    policy: Policy | None, architecture: str, content: RecordDict, batch: int = 0, kept: int = 0
+    policy: Policy | None,
+    architecture: str,
+    content: RecordDict,
+    batch: int = 0,
+    kept: int = 0,
+    copies: int = 0,
 ) -> None:
     """Refuse a network that needs too much memory, before it is built.
 
     The estimate is for full batches. So a refusal does not reveal the number of images.
 
     `content` came in the message with the network. `batch` and `kept` are numbers of images: in a
-    training batch, and in the learner's memory.
+    training batch, and in the learner's memory. It also keeps `copies` of the network's weights.
 
     Raises:
         PolicyError: The network is too large.
@@ -40,7 +45,8 @@ def check_model(
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
         policy.models.uphold("max-megabytes", size / MB)
-        needed = count_bytes(content) + COPIES * size + _activation_bytes(architecture, batch)
+        weights = (COPIES + copies) * size
+        needed = count_bytes(content) + weights + _activation_bytes(architecture, batch)
         network = Architecture.from_json(architecture)
         needed += kept * network.channels * network.height * network.width
         policy.machine.uphold("max-memory-gb", needed / GB)

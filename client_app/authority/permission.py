@@ -79,7 +79,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
             raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
     if joins or prepares:  # before the first network is built
         architecture = hospital.architecture.to_json()
-        check_model(policy, architecture, RecordDict(), *hospital.images_in_memory)
+        check_model(policy, architecture, RecordDict(), *hospital.memory_of_a_visit)
     if joins:
         check_suited(order.learner, hospital.architecture, settings)
         if order.buffer_size:

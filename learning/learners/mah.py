@@ -117,8 +117,8 @@ class MAH(DERpp):
         memory, what = self.received.memory, "The memory of auxiliary classes"
         check_layout(memory, {"auxiliary": like, "before": like}, what)
         self.auxiliary, self.before = memory["auxiliary"].clone(), memory["before"].clone()
-        held = self.auxiliary[self.auxiliary != REAL]
-        if len(held.unique()) != len(held) or not torch.isin(held, names).all():
+        held, gone = (each[each != REAL] for each in (self.auxiliary, self.before))
+        if len(held.unique()) != len(held) or not torch.isin(torch.cat([held, gone]), names).all():
             raise ParcelError(
                 f"{what} names a class twice, or one that the archive of 'mah.auxiliary' lacks: do "
                 "all hospitals have the same archive?"

@@ -34,13 +34,24 @@ def test_the_hospital_s_own_name_counts_before_the_server_s(given, node_config, 
 
 @pytest.mark.parametrize(
     ("learner", "size", "images"),
-    [("", 5000, (32, 0)), ("er", 5000, (700, 5000)), ("ser", 40, (40, 40)), ("er", 0, (32, 0))],
+    [
+        ("", 5000, (32, 0, 0)),
+        ("er", 5000, (700, 5000, 0)),
+        ("er", 0, (32, 0, 0)),
+        ("ser", 40, (60, 40, 0)),  # of derpp, which draws twice
+        ("mah", 40, (60, 40, 0)),
+        ("lwf", 40, (32, 0, 1)),
+        ("rehearsal", 0, (32, 128, 0)),  # a tenth of some 770 images; 0.1 · 32 in the second task
+    ],
 )
-def test_a_batch_of_kept_images_counts_for_the_memory(learner, size, images):
+def test_what_a_learner_keeps_counts_for_the_memory(learner, size, images):
     """Of fewer kept images than `reservoir.batch-size` a batch has as many as there are."""
     kept = {"reservoir__size": size, "reservoir__batch_size": 700}
     config = run_config(strategy="cwt", learner=learner, train__batch_size=32, **kept)
-    assert open_hospital(context(0, 2, config)).images_in_memory == images
+    assert open_hospital(context(0, 2, config)).memory_of_a_visit == images
+    if learner == "rehearsal":  # half of each of 5 tasks: 0.5 · 32 · 4 images beside a batch
+        config |= {"rehearsal.share": 0.5, "tasks": 5}
+        assert open_hospital(context(0, 2, config)).memory_of_a_visit == (64, 512, 0)
 
 
 @pytest.mark.parametrize("end", ["", "/manifest.csv", "/"])

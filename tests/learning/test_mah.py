@@ -207,6 +207,8 @@ def test_of_one_kept_image_alone_nothing_is_replayed():
     [
         (held([-1, 10, 10]), "names a class twice, or one that the archive"),
         (held([-1, 10, 99]), "names a class twice, or one that the archive"),
+        (held([-1, 10, -2]), "names a class twice, or one that the archive"),
+        (held([-1, 10, 11], [99, -1, -1]), "names a class twice, or one that the archive"),
         (held([-1, 10]), r"has 'auxiliary' as torch.int64 \[2\]"),
         ({"auxiliary": torch.tensor([-1, 10, 11])}, "lacks 'before'"),
     ],
