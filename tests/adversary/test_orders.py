@@ -95,7 +95,7 @@ def test_a_hospital_that_was_not_asked_to_enrol_builds_no_network_that_is_too_la
     tmp_path, monkeypatch
 ):
     place = deployed(tmp_path, **{**RWT, "mlp__hidden": "60000,60000"})  # 14 GB
-    monkeypatch.setattr(Architecture, "check", None)  # before it is built
+    monkeypatch.setattr(Architecture, "activations", None)  # refused before a pass through it
     answer = ask(place, "query.prepare")
     assert answer.error.code == Failure.POLICY
     assert "models.max-megabytes" in last_failure(tmp_path)["rule"]
