@@ -274,15 +274,10 @@ class Search:
         count, framed = len(small), _frames(small).flatten(0, 1)
         zero = self.poses.new_zeros(len(framed), 4)
         middles = _unit(self._windows(framed, zero, WINDOW) @ self.coarse)  # [8n, F]
-        # Few images at once: their correlations [m, P, 8n] fit a CPU's cache, and stay in one place
-        # of the memory, since the system takes longer to give another one.
+        # Few images at once: their correlations [m, P, 8n] fit a CPU's cache.
         few = max(1, VALUES // (len(self.poses) * len(framed)))
-        place = middles.new_empty(few, len(self.poses), len(framed))
         best = torch.cat(
-            [
-                torch.matmul(known, middles.T, out=place[: len(known)]).abs_().amax(dim=1)
-                for known in self.windows.split(few)
-            ]
+            [(known @ middles.T).abs_().amax(dim=1) for known in self.windows.split(few)]
         )
         best = best.view(-1, count, 8).amax(dim=2).T  # [n, M]
         wanted = max(COARSELY[0], round(COARSELY[1] * len(self.whole)))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
-from deploy.running import lock
+from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
@@ -27,6 +27,7 @@ NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
 QUIET = "WARNING"  # Flower's log level beside the run's own lines
 COMMANDS = "FEDHANDOFF_COMMANDS"  # environment variable: the SuperLink's address for commands
 HOSPITALS = "hospitals.json"  # in the server's folder: names of registered hospitals, by node
+STARTING = 30.0  # seconds for which a SuperLink that has just been started is asked again
 PATIENCE = 120.0  # seconds for a SuperLink that has ended to be restarted
 
 
@@ -272,6 +273,22 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
             f"{folder / 'config.toml'} does not exist: start this folder's SuperLink first, with "
             "`fedhandoff server start`."
         )
+    until = time.monotonic() + STARTING
+    while not (answer := _ask_flower(folder, arguments))["success"]:
+        message = answer["error-message"].strip()
+        if "SuperLink is unavailable" not in message:
+            raise DeployError(message)
+        if not is_running(folder) or time.monotonic() > until:
+            raise NoSuperLinkError(
+                f"No SuperLink answers at the address in {folder / 'config.toml'}: start it on "
+                "this machine with `fedhandoff server start`."
+            )
+        time.sleep(1)
+    return answer
+
+
+def _ask_flower(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """The JSON of one of Flower's commands; other output is its `error-message`."""
     done = subprocess.run(
         ["flwr", *arguments, "--format", "json"],
         env=flower_environment(folder.absolute()),
@@ -283,12 +300,4 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         answer = {"success": False, "error-message": done.stdout + done.stderr}
-    if answer["success"]:
-        return answer
-    message = answer["error-message"].strip()
-    if "SuperLink is unavailable" in message:
-        raise NoSuperLinkError(
-            f"No SuperLink answers at the address in {folder / 'config.toml'}: start it on this "
-            "machine with `fedhandoff server start`."
-        )
-    raise DeployError(message)
+    return answer

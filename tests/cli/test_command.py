@@ -158,7 +158,11 @@ def test_ctrl_c_ends_with_its_own_status(monkeypatch, capsys, tmp_path):
 def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
     """At first modules are imported: of the command, of torch, and in the process of hospitals."""
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    began = "import sys; print('began', flush=True); from cli import main; main(sys.argv[1:])"
+    # A shell may start the tests with SIGINT ignored, which processes inherit.
+    began = (
+        "import sys; from signal import *; signal(SIGINT, default_int_handler)\n"
+        "print('began', flush=True); from cli import main; main(sys.argv[1:])"
+    )
     for wait in (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4):
         process = subprocess.Popen(
             [sys.executable, "-c", began, *words],
@@ -169,11 +173,12 @@ def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
             text=True,
             start_new_session=True,
         )
-        assert process.stdout
-        assert process.stdout.readline() == "began\n"
-        time.sleep(max(wait, 0.02))  # `main` itself is there
-        os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        with process:
+            assert process.stdout
+            assert process.stdout.readline() == "began\n"
+            time.sleep(max(wait, 0.02))  # `main` itself is there
+            os.killpg(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
         assert process.returncode == 130
         assert said.endswith(LINE)
         assert "Traceback" not in said

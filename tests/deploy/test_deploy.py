@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from requests.utils import should_bypass_proxies
 
 from client_app.authority import node_config as app
-from deploy import hospital, server, supervisor, transport, watch
+from deploy import hospital, running, server, supervisor, transport, watch
 from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
@@ -435,6 +435,15 @@ def test_what_flower_says_is_said_clearly(answer, message, folder, flwr):
     flwr(answer)
     with pytest.raises(DeployError, match=message):
         server.register(folder, folder / "graz.pub", "graz")
+
+
+def test_a_superlink_that_has_just_been_started_is_asked_again(folder, flwr, monkeypatch):
+    make_key(folder, "graz")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    flwr(GONE, json.dumps({"success": True, "node-id": "1"}))
+    with running.lock(folder, "server"):
+        server.register(folder, folder / "graz.pub", "graz")
+    assert server.names_of(folder) == {"1": "graz"}
 
 
 def of_run(status):
