@@ -37,8 +37,8 @@ def class_means_trial(
 
     As in `attack_buffer`, each half of the others is once the references, and once scored.
 
-    `members` are training features in a random order. There are some of the other features in both
-    `halves`.
+    `members` are training features in a random order. Both `halves` hold some of the other
+    features.
     """
     rows = torch.arange(len(members), device=members.labels.device)
     asked = (members[rows[::2]], members[rows[1::2]])

@@ -97,8 +97,8 @@ def network_attack(
 ) -> Success:
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
-    There are 4 or more members and others; at most as many members as others are scored. Each of
-    the networks, one a seed, has its own split.
+    It needs 4 members and 4 others or more. The number of scored members is at most that of scored
+    others. Each seed gives a network with a split of its own.
 
     Returns:
         The means over the seeds of figures and of the ends of their intervals. Intervals are as

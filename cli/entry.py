@@ -61,8 +61,8 @@ def run(words: Sequence[str]) -> int:
         command = context.command_path if context else "fedhandoff"
         print(f"{command}: {error.format_message()}", file=sys.stderr)
         status = 2
-    except Abort:
-        status = INTERRUPTED
+    except Abort as error:
+        raise KeyboardInterrupt from error
     if status == INTERRUPTED:  # typer returns it
         raise KeyboardInterrupt
     return int(status or 0)

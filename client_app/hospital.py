@@ -78,8 +78,8 @@ class Hospital:
     def memory_of_a_visit(self) -> tuple[int, int, int]:
         """Images in a batch, images that the learner keeps, and its copies of the weights.
 
-        Of `rehearsal` these are estimates: tasks are taken for alike, and the number of kept images
-        is rounded up to a power of two, since a refusal may reveal it.
+        For `rehearsal` the numbers are estimates. All tasks count as equally large. The number of
+        kept images is rounded up to a power of two, because a refusal may reveal it.
         """
         settings = self.settings
         own, kept = settings.train.batch_size, ReservoirSettings(0, 2)
