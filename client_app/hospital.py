@@ -1,6 +1,5 @@
 """A hospital: its name, data, device, store and policy."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,16 +12,17 @@ from torch import nn
 
 from client_app.authority.identity import secret_of
 from client_app.authority.node_config import NodeConfig, combined_settings, is_simulated, own_config
-from client_app.authority.policy import WITH_RESERVOIR, MachineRules, Policy, PolicyError
+from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
 from learning.cpu import prepare_cpu
+from learning.learners import LEARNERS
+from learning.learners.plain import Plain
 from learning.models import Architecture
 from learning.models.preprocessing import pixels_of
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
-from learning.settings import RehearsalSettings, ReservoirSettings, SERSettings
 from strategies.protocol.files import expand
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
@@ -34,10 +34,6 @@ from strategies.protocol.settings import (
     rng_for,
     turn_value,
 )
-
-# Copies of a network's weights beside those that each learner has: networks from before, teachers,
-# importances and anchors.
-COPIES = {"cwc": 7, "fedprox": 1, "icarl": 1, "lwf": 1, "oewc": 4, "twf": 2}
 
 
 @dataclass(frozen=True)
@@ -78,25 +74,12 @@ class Hospital:
     def memory_of_a_visit(self) -> tuple[int, int, int]:
         """Images in a batch, images that the learner keeps, and its copies of the weights.
 
-        For `rehearsal` the numbers are estimates. All tasks count as equally large. The number of
-        kept images is rounded up to a power of two, because a refusal may reveal it.
+        All tasks count as equally large. The number of kept images is rounded up to a power of two,
+        because a refusal may reveal it.
         """
         settings = self.settings
-        own, kept = settings.train.batch_size, ReservoirSettings(0, 2)
-        learner = settings.learner or settings.strategy
-        if learner == "ser":
-            learner = settings.section("ser", SERSettings).learner
-        copies = COPIES.get(learner, 0)
-        if learner == "rehearsal":
-            share = settings.section("rehearsal", RehearsalSettings).share
-            images = math.ceil(share * len((self.whole or self.data).train))
-            beside = math.ceil(share * own * (settings.tasks - 1))
-            return max(own, beside), 1 << (images - 1).bit_length(), copies
-        if settings.learner in WITH_RESERVOIR:
-            kept = settings.section("reservoir", ReservoirSettings)
-        batch = max(own, min(kept.batch_size, kept.size))
-        # The two draws of a step are passes of their own: three batches where others have two.
-        return batch + batch // 2 * (learner in ("derpp", "mah")), kept.size, copies
+        learner = LEARNERS.get(settings.learner or settings.strategy, Plain)
+        return learner.memory_of_a_visit(settings, len((self.whole or self.data).train))
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:

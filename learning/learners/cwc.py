@@ -25,6 +25,7 @@ class CWC(Learner):
 
     tables = (("cwc", CWCSettings),)
     own: CWCSettings
+    copies = 7
 
     def begin_visit(self) -> None:
         """Keep the received weights, and read C."""

@@ -45,6 +45,7 @@ class DERpp(Learner):
         ("reservoir", ReservoirSettings),
     )
     own: DERppSettings
+    draws = 2
 
     def begin_visit(self) -> None:
         """Load the reservoir from the hospital's last visit."""
@@ -97,6 +98,8 @@ class DERpp(Learner):
 
 class DER(DERpp):
     """Cross-entropy on the stream, and distillation on kept images."""
+
+    draws = 1
 
     def replay_term(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖²."""

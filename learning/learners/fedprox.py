@@ -15,6 +15,7 @@ class FedProx(Learner):
 
     tables = (("fedprox", FedProxSettings),)
     own: FedProxSettings
+    copies = 1
 
     def begin_visit(self) -> None:
         """Keep the received weights."""

@@ -53,6 +53,8 @@ class FromBefore(Learner):
         first: Whether this is the hospital's first visit of the task.
     """
 
+    copies = 1
+
     def begin_visit(self) -> None:
         """Find the new classes, and M_old."""
         kept, task, none = self.received.rehearsal, self.received.task, self.samples.labels[:0]

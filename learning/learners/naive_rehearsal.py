@@ -4,6 +4,8 @@ Hsu et al., arXiv:1810.12488; a baseline of FIL-VER (arXiv:2110.09695, section 5
 step is the mean over a batch of new images and the kept ones beside it (learning/stream.py).
 """
 
+import math
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -12,6 +14,7 @@ from learning.learners.plain import Learner
 from learning.samples import Samples, concatenate
 from learning.settings import RehearsalSettings
 from learning.stream import add_task, draw_rows, earlier_samples, replay_size
+from strategies.protocol.settings import Settings
 
 
 class NaiveRehearsal(Learner):
@@ -19,6 +22,17 @@ class NaiveRehearsal(Learner):
 
     tables = (("rehearsal", RehearsalSettings),)
     own: RehearsalSettings
+
+    @classmethod
+    def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
+        """Images in a batch, kept images (a power of two), and copies of the weights.
+
+        A refusal may reveal the number of kept images. So it is rounded up.
+        """
+        share, own = cls.check(settings).share, settings.train.batch_size
+        kept = math.ceil(share * images)
+        beside = math.ceil(share * own * (settings.tasks - 1))
+        return max(own, beside), 1 << (kept - 1).bit_length(), cls.copies
 
     def begin_visit(self) -> None:
         """Find the kept images of earlier tasks."""

@@ -37,6 +37,7 @@ class OnlineEWC(Learner):
 
     tables = (("oewc", OnlineEWCSettings),)
     own: OnlineEWCSettings
+    copies = 4
 
     def begin_visit(self) -> None:
         """Read F* and w*; there are none before the second task."""

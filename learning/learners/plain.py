@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from learning.augmentation import Draws
 from learning.balance import class_weights, focal_losses
 from learning.samples import Samples
+from learning.settings import ReservoirSettings
 from strategies.protocol.settings import Settings
 
 
@@ -51,6 +52,8 @@ class Learner:
         archive: The setting for a file of public images, if the learner uses one.
         warm_up: Epochs before the first of the visit, with the numbers 0 and below.
         withholds: Whether the keys of `local` do not travel.
+        copies: Copies of the weights in a visit: networks from before, importances, anchors.
+        draws: Draws from the reservoir in a step, each with a pass of its own, if it has one.
     """
 
     tables: tuple[tuple[str, type[Any]], ...] = ()
@@ -58,6 +61,8 @@ class Learner:
     archive = ""
     warm_up = 0
     withholds = True
+    copies = 0
+    draws = 1
 
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
@@ -127,6 +132,20 @@ class Learner:
             ModelError: The learner cannot train such a network.
             SettingsError: The learner cannot train with such settings.
         """
+
+    @classmethod
+    def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
+        """Images in a batch, images that the learner keeps, and its copies of the weights.
+
+        These are upper estimates for a hospital with this number of training `images`.
+        """
+        own = settings.train.batch_size
+        if "reservoir" not in dict(cls.tables):
+            return own, 0, cls.copies
+        kept = settings.section("reservoir", ReservoirSettings)
+        batch = max(own, min(kept.batch_size, kept.size))
+        # Two draws make three passes where other learners make two.
+        return batch + batch // 2 * (cls.draws - 1), kept.size, cls.copies
 
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:

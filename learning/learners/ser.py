@@ -105,6 +105,12 @@ class SER(Learner):
         )
 
     @classmethod
+    def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
+        """As for the wrapped learner."""
+        wrapped = settings.section("ser", SERSettings).learner
+        return WRAPPED[wrapped].memory_of_a_visit(settings, images)
+
+    @classmethod
     def check(cls, settings: Settings) -> Any:
         """The settings of SER; those of the wrapped learner are read, too."""
         own = super().check(settings)

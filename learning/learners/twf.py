@@ -78,6 +78,7 @@ class TwF(Learner):
 
     tables = (("twf", TwFSettings), ("reservoir", ReservoirSettings))
     archive = "twf.teacher"
+    copies = 2
     own: TwFSettings
 
     def begin_visit(self) -> None:
