@@ -1,3 +1,4 @@
+import gc
 import os
 from collections import Counter
 from functools import cache
@@ -66,6 +67,17 @@ class Scheduling(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config, log):
     config.option.loadscopereorder = False  # it would put off the files that wait
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Nearly all that is imported and collected stays: Python does not search it for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after they have been shuffled
