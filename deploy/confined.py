@@ -8,6 +8,8 @@ app answers, and it refuses a run of other code.
     python -I confined.py <approved folder> <program> <argument> ...
 """
 
+import atexit
+import gc
 import runpy
 import sys
 from collections.abc import Sequence
@@ -58,6 +60,8 @@ def main(approved: Path, program: str, *arguments: str) -> None:
     empty = ModuleType(f"flwr.supernode.cli.{NOT_NEEDED}")
     setattr(empty, NOT_NEEDED, None)
     sys.modules[empty.__name__] = empty
+    # Else Python frees all objects, one by one, before it ends, in the process of each message.
+    atexit.register(gc.freeze)
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")
 
