@@ -40,7 +40,6 @@ WAITING = (
 # Tests that share nothing with others of their file: one at a time, by whoever is free.
 APART = (
     "tests/deploy/test_failures.py",
-    "tests/deploy/test_kills.py",
     "tests/deploy/test_relay.py::test_sealed_feder_on_features",
     "tests/deploy/test_relay.py::test_the_same_search_finds_all_models",
     "tests/test_federation.py",

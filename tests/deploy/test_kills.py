@@ -184,22 +184,23 @@ def check(result, visits, method):
     return summary
 
 
-@pytest.fixture
-def consortium(tmp_path):
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
     """The folder of a server and its hospitals, which wait for runs."""
-    write_images(tmp_path / "images")
-    with server(tmp_path) as address, hospitals(tmp_path, address):
-        yield tmp_path
-    assert not processes(tmp_path)
+    folder = tmp_path_factory.mktemp("consortium")
+    write_images(folder / "images")
+    with server(folder) as address, hospitals(folder, address):
+        yield folder
+    assert not processes(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "seed"), [("in rounds", 9), ("in queues", 2)])
-def test_kills_at_random_moments_lose_no_model(method, seed, consortium):
+def test_kills_at_random_moments_lose_no_model(method, seed, consortium, tmp_path):
     """Together the two begin with every kind of process."""
     killer = Killer(consortium, seed)
     while killer.kills < KILLS:
-        operator = Operator(consortium, consortium / f"runs-after-{killer.kills}-kills", method)
+        operator = Operator(consortium, tmp_path / f"runs-after-{killer.kills}-kills", method)
         visits = operator.run(killer)
         summary = check(operator.result, visits, method)
         print(
