@@ -4,6 +4,8 @@ If the process is killed while it writes, the old or the new file is there, whol
 (strategies.protocol.files).
 """
 
+import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from client_app.authority.node_config import OwnError
@@ -21,6 +24,7 @@ from strategies.protocol.files import STORES, replacing
 
 DEFAULT = STORES
 GB = 1e9
+PATIENCE = 5.0  # seconds of a wait before the log has a line on it
 
 
 def own_folder(path: Path) -> Path:
@@ -37,6 +41,30 @@ def own_folder(path: Path) -> Path:
             text = f"The folder cannot be made ({error.strerror}): {cure}"
             raise OSError(error.errno, text, str(each)) from error
     return path
+
+
+@contextmanager
+def hold_lock(lock: Path, work: str, most: float = math.inf) -> Iterator[None]:
+    """Do some work while no other process does it; a long wait for the other is logged.
+
+    Args:
+        lock: The file that stands for the work.
+        work: The work, for the log, such as "decodes these images".
+        most: The longest wait in seconds.
+
+    Raises:
+        TimeoutError: The other process has not ended within `most` seconds.
+    """
+    file = FileLock(lock)
+    try:
+        file.acquire(min(most, PATIENCE))
+    except TimeoutError:
+        logging.getLogger("flwr").info("Another process %s. This one waits for it (%s)", work, lock)
+        file.acquire(max(0.0, most - PATIENCE))
+    try:
+        yield
+    finally:
+        file.release()
 
 
 def disk_used(folder: Path) -> int:

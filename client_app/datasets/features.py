@@ -19,13 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from client_app.authority.limits import check_disk, check_pass
 from client_app.authority.policy import MachineRules
 from client_app.datasets.pool import Pool
-from client_app.store import own_folder
+from client_app.store import hold_lock, own_folder
 from learning.models.frozen import Body
 from learning.models.whole import frozen_network
 from strategies.protocol.console import Pace
@@ -54,7 +53,8 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
     file = own_folder(store / "features" / data) / f"{form}.npy"
     identities = _identities(pool)
     ids = np.array(identities)
-    with FileLock(file.with_name("lock")):  # simulated hospitals may share a data set
+    lock = file.with_name("lock")
+    with hold_lock(lock, "computes features"):  # simulated hospitals may share a data set
         table = _load_kept(file, body.width)
         if not np.array_equal(table["id"], ids):
             check_pass(machine, whole, BATCH)

@@ -27,7 +27,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -36,6 +35,7 @@ from client_app.authority.policy import MachineRules
 from client_app.datasets.files import Header, UnusableImage, read_file, read_header, read_pixels
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, common_size
+from client_app.store import hold_lock
 from strategies.protocol.console import Pace
 
 SCHEMA = """
@@ -110,7 +110,7 @@ def open_library(
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the index has paths
     with (
-        FileLock(folder / "lock"),  # simulated hospitals may share a data set
+        hold_lock(folder / "lock", "decodes these images"),  # hospitals may share a data set
         closing(sqlite3.connect(folder / "index.sqlite")) as index,
     ):
         index.executescript(SCHEMA)

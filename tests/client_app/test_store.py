@@ -1,7 +1,12 @@
+import threading
+import time
+
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from client_app.store import Store
+from client_app import store as stores
+from client_app.store import Store, hold_lock
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -26,3 +31,22 @@ def test_a_kill_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.save("home", {"w": np.ones(2)})
     assert store.load("home")["w"].tolist() == [0.0, 0.0]
+
+
+def test_a_long_wait_for_another_process_is_logged(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(stores, "PATIENCE", 0.05)
+    caplog.set_level("INFO", "flwr")
+    with hold_lock(tmp_path / "lock", "decodes these images"):
+        pass
+    assert caplog.messages == []
+    other = FileLock(tmp_path / "lock", thread_local=False)
+    other.acquire()
+    start = time.monotonic()
+    with pytest.raises(TimeoutError), hold_lock(tmp_path / "lock", "decodes", 0.2):
+        raise AssertionError
+    assert 0.15 < time.monotonic() - start < 5
+    threading.Timer(0.3, other.release).start()
+    with hold_lock(tmp_path / "lock", "decodes these images"):
+        assert not other.is_locked
+    words = "Another process decodes these images. This one waits for it"
+    assert caplog.messages[-1] == f"{words} ({tmp_path}/lock)"

@@ -31,7 +31,6 @@ from dataclasses import asdict
 
 import numpy as np
 import torch
-from filelock import FileLock
 
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
@@ -40,7 +39,7 @@ from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
-from client_app.store import own_folder
+from client_app.store import hold_lock, own_folder
 from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
@@ -99,7 +98,7 @@ def make_buffer(
     try:
         # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw
         # the noise of a statistic twice.
-        with FileLock(own_folder(place) / "lock", allowed):
+        with hold_lock(own_folder(place) / "lock", "makes a buffer of these images", allowed):
             if not (kept := hospital.store.load(name)):
                 kept = make(job).arrays()
                 hospital.store.save(name, kept)
