@@ -5,12 +5,14 @@ of a message limits its content. Memory is estimated. The estimate leaves out th
 and its libraries, and of a GAN's training.
 """
 
+import math
 import os
 from pathlib import Path
 
 from flwr.app import RecordDict
 
 from client_app.authority.policy import MachineRules, Policy
+from client_app.errors import DataError
 from client_app.store import GB, disk_used
 from learning.evaluation import batch_size
 from learning.models import Architecture
@@ -74,6 +76,26 @@ def check_pass(machine: MachineRules | None, network: Architecture, images: int)
         weights = sum(tensor.nbytes for tensor in network.layout.values())
         needed = weights + 3 * images * activations(network)[1]  # 3: see `_activation_bytes`
         machine.uphold("max-memory-gb", needed / GB)
+
+
+def check_images(machine: MachineRules | None, images: int, size: tuple[int, ...]) -> None:
+    """Refuse to resize images in memory, each to `size` (C, H, W), if they would not fit into it.
+
+    A policy counts a power of two, since a refusal may reveal the number of images.
+
+    Raises:
+        PolicyError: They need more than the policy allows.
+        DataError: There is no policy, and they need more than the machine has.
+    """
+    each = math.prod(size) / GB
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / GB
+    if machine:
+        machine.uphold("max-memory-gb", (1 << (images - 1).bit_length()) * each)
+    elif images * each > there:
+        raise DataError(
+            f"With image-size {size[-1]} the images need {images * each:.0f} GB of memory, and the "
+            f"machine has {there:.0f} GB: choose a smaller image-size."
+        )
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:

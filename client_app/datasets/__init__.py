@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client_app.authority.limits import check_images
 from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
 from client_app.datasets.features import add_features
@@ -38,9 +39,13 @@ __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 # needs a rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
     "digits": lambda _, *rest: load_digits(),
-    "mnist": lambda _, settings, *rest: load_hub("ylecun/mnist", Form.from_settings(settings)),
+    "mnist": lambda _, settings, store, machine: load_hub(
+        "ylecun/mnist", Form.from_settings(settings), machine
+    ),
     "npz:": lambda file, *rest: load_npz(file),
-    "hf:": lambda source, settings, *rest: load_hub(source, Form.from_settings(settings)),
+    "hf:": lambda source, settings, store, machine: load_hub(
+        source, Form.from_settings(settings), machine
+    ),
     "folder:": partial(load_own, "folder"),
     "manifest:": partial(load_own, "manifest"),
 }
@@ -75,8 +80,8 @@ def open_data(
         DataError: The data set cannot be loaded or cut. Or `test-fraction` is 0 and the data set
             has no test images of its own. Or this hospital has too few images, or too many
             unusable ones (`max-quarantined`).
-        PolicyError: The store would be larger than `machine` allows, or the federation leaves out
-            a class that takes part.
+        PolicyError: The images would need more memory or disk than `machine` allows, or the
+            federation leaves out a class that takes part.
     """
     pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
     if taking_part is not None:
@@ -161,6 +166,10 @@ def open_public(
     return samples
 
 
+def _hub(source: str, settings: Settings, store: Path, machine: MachineRules | None) -> Pool:
+    return load_hub(source, Form.from_settings(settings), machine)
+
+
 def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:
     """Refuse classes that others spell differently: their images would be left out silently."""
     if groups := group_spellings([*pool.classes, *names], apart=[names, pool.classes]):
@@ -226,7 +235,10 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
-    images = Form.from_settings(settings).apply(torch.from_numpy(pool.images)).numpy()
+    form = Form.from_settings(settings)
+    if form.size and pool.images.shape[-2:] != (form.size, form.size):  # others are on the disk
+        check_images(machine, len(pool.images), (pool.images.shape[1], form.size, form.size))
+    images = form.apply(torch.from_numpy(pool.images)).numpy()
     pool = replace(pool, images=images, kind=pool.kind or name)
     frozen = settings.train.freeze == "body"
     return add_features(pool, settings, store, machine) if frozen else pool

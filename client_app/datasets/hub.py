@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from client_app.authority.limits import check_images
+from client_app.authority.policy import MachineRules
 from client_app.datasets.files import UnusableImage, read_file, read_pixels
 from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import Form, stack
@@ -19,7 +21,7 @@ from client_app.errors import DataError
 SITE = ("site", "center")  # columns of sites; Flower's copy of FLamby's data has "center"
 
 
-def load_hub(source: str, form: Form) -> Pool:
+def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
     The images of a split `test` are the data set's own test images. The first image column has the
@@ -29,6 +31,7 @@ def load_hub(source: str, form: Form) -> Pool:
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.
+        DataError, PolicyError: The images would not fit into memory (`check_images`).
     """
     import datasets  # takes seconds
 
@@ -42,6 +45,8 @@ def load_hub(source: str, form: Form) -> Pool:
             f"'{source}' has the columns {', '.join(table.column_names)}; it must have a column of "
             "images, and a column of classes or a column 'label' of whole numbers."
         )
+    if form.size:
+        check_images(machine, len(table), (3, form.size, form.size))
     labels = np.asarray(table[label][:])  # [N]
     if labels.dtype.kind != "i":
         raise DataError(f"The column '{label}' of '{source}' must hold a whole number everywhere.")

@@ -31,6 +31,10 @@ PATH = re.compile(
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
+# Of an error of torch that has no type of its own: on a CPU, and on a GPU.
+MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")
+
+
 class Terminated(BaseException):
     """The process got SIGTERM. No handler's `except Exception` catches this."""
 
@@ -87,6 +91,10 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
         log.error(
             "%s (%s). Free space, or choose another store in hospital.toml.", reason, error.filename
         )
+    elif isinstance(error, MemoryError) or MEMORY.search(str(error)):
+        reason = "Memory ran out at the hospital: choose a smaller image-size, model or batch-size"
+        first = str(error).partition("\n")[0]
+        log.error("%s, or give the hospital more memory (%s).", reason, first)
     else:
         log.exception("The hospital failed at %s", message.metadata.message_type)
     reason += "; the hospital's own log has the details."

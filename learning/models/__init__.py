@@ -23,10 +23,10 @@ from learning.models.saliency import SER_NETWORKS
 from learning.models.small import cnn, mlp, resnet18_32
 from learning.models.timm_model import TIMM, timm_config, timm_model
 from learning.randomness import NoMemory, ZeroDraws
+from strategies.protocol.settings import MAX_SIDE
 from strategies.protocol.shapes import ShapeError, from_json
 
 MAX_SIZE = 2**20  # of a layer, and of a number of classes
-MAX_SIDE = 4096  # pixels of an image
 MAX_LAYERS = 100  # hidden layers of an mlp
 HEAD = "head"  # the one network for features
 _FROZEN = ("frozen", "whole")

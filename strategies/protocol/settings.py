@@ -47,6 +47,7 @@ from strategies.protocol.redaction import redact
 
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut`: a task is a set of classes
 PUBLIC = "public:"  # prefix of a setting that names a file of public images
+MAX_SIDE = 4096  # pixels of an image
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # Settings that may change when a run is resumed.
 MAY_CHANGE = {
@@ -299,7 +300,7 @@ class Settings:
     max_quarantined: ShareBelowOne
     model: str
     pretrained: Annotated[str, pattern("(imagenet|package:efficientnet-lite0|/.*)?", _WEIGHTS)]
-    image_size: Count
+    image_size: Annotated[int, bounds(0, MAX_SIDE)]
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
     pixels: Literal["", "unit", "symmetric", "per-image", "imagenet", "lite"]
@@ -327,7 +328,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         names = self.class_names
-        distinct = len(set(names)) == len(names) != 1
+        distinct = len(set(names)) == len(names) != 1 and bool(names) == bool(self.classes)
         require(distinct, "classes", self.classes, "two or more different names, or empty")
         tasks, rounds, spread = self.tasks, self.num_server_rounds, self.task_spread
         allowed = f"{tasks} or more, a round for each of the 'tasks'"

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import resize
 
-from client_app.authority.policy import PolicyError
+from client_app.authority.limits import check_images
+from client_app.authority.policy import MachineRules, PolicyError
 from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
@@ -485,6 +486,17 @@ def test_images_are_resized_as_torchvision_does(npz):
     assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test.images.shape[1:] == (
         (1, 5, 5)
     )
+
+
+def test_images_that_would_not_fit_into_memory_are_not_resized(npz):
+    """2^40 images of 8 x 8 pixels take 70,369 GB."""
+    rules = MachineRules(max_memory_gb=0.1, max_disk_gb=1)
+    with pytest.raises(PolicyError) as refused:
+        open_data(replace(SETTINGS, dataset=npz, image_size=4096), 0, 2, machine=rules)
+    assert refused.value.rule == "machine.max-memory-gb"
+    with pytest.raises(DataError, match="With image-size 8 the images need 70369 GB of memory, an"):
+        check_images(None, 2**40, (1, 8, 8))
+    check_images(rules, 0, (1, 8, 8))
 
 
 def test_padded_images_are_in_the_middle_and_as_large_as_they_were():

@@ -6,7 +6,9 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from client_app.authority.policy import PolicyError
@@ -92,6 +94,18 @@ def test_of_any_other_error_only_the_type_leaves(caplog):
     answer = guarded(message(), handler)
     assert answer.error.code == Failure.CRASHED
     assert answer.error.reason == "FileNotFoundError; the hospital's own log has the details."
+
+
+@pytest.mark.parametrize("made", [torch.empty, np.empty])
+def test_a_lack_of_memory_is_told_with_its_cure(made, caplog):
+    def handler(message, context):
+        made(2**50)
+
+    answer = guarded(message(), handler)
+    assert answer.error.code == Failure.CRASHED
+    assert answer.error.reason.startswith("Memory ran out at the hospital: choose a smaller image-")
+    assert "or give the hospital more memory (" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_a_subclass_of_a_known_error_leaves_like_it():
