@@ -231,9 +231,9 @@ def _check(folder: Path, run_config: str | None) -> None:
     names, wanted = sorted(name for name, *_ in hospitals_of(folder)), settings.min_hospitals
     if len(names) < wanted:
         raise DeployError(
-            f"min-hospitals is {wanted}, and {len(names)} are registered "
-            f"({join_names(names) or 'none'}): invite more with "
-            "`fedhandoff server invite`, or lower min-hospitals."
+            f"Registered hospitals: {len(names)} of {wanted} (min-hospitals), "
+            f"{join_names(names) or 'none'}. Invite more with `fedhandoff server invite`, or lower "
+            "min-hospitals."
         )
 
 

@@ -570,7 +570,7 @@ def test_a_run_that_failed_goes_on(tmp_path):
     run = Run(tmp_path / "killed", "cwt")
     assert not run.part(60)
     well, run.hospitals = run.hospitals, [Broken(f"h{k}") for k in range(HOSPITALS)]
-    with pytest.raises(RunError, match=r"0 of 1 hospital \(min-hospitals\)"):
+    with pytest.raises(RunError, match=r"0 of 1 \(min-hospitals\)"):
         run.part()
     run.results.fail(RuntimeError("nobody"), run.state)
     run.hospitals = well

@@ -109,15 +109,13 @@ def check_ready(run: Run, failed: Failed) -> None:
         RunError: Too few hospitals are ready, or none has the synthetic images that must be shared.
         SettingsError: A simulated hospital cannot use the settings, or their data.
     """
-    reasons = " ".join(delivery.reason for delivery in failed)
+    reasons = " ".join(dict.fromkeys(delivery.reason for delivery in failed))
     for delivery in failed:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
             raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
     if ready + _count_excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
-        raise RunError(
-            f"{ready} of {amount(wanted, 'hospital')} (min-hospitals) are ready. {reasons}"
-        )
+        raise RunError(f"Hospitals that are ready: {ready} of {wanted} (min-hospitals). {reasons}")
     if run.strategy.buffer_size and not run.state.buffers:
         raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
@@ -125,20 +123,20 @@ def check_ready(run: Run, failed: Failed) -> None:
 def _wait_for_hospitals(run: Run) -> list[int]:
     """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
-    reported, hospitals = -1, amount(wanted, "hospital")
+    reported = -1
     while len(reachable := run.courier.find_reachable()) + _count_excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
-                f"{len(reachable)} of {hospitals} (min-hospitals) are simulated: simulate "
-                "more (num-supernodes), or lower min-hospitals."
+                f"Simulated hospitals: {len(reachable)} of {wanted} (min-hospitals). Simulate more "
+                "(num-supernodes), or lower min-hospitals."
             )
         waited = time.monotonic() - start
         if waited > run.settings.hop_timeout:
             connected = ", ".join(sorted(run.courier.node_names().values())) or "none"
             raise RunError(
-                f"{len(reachable)} of {hospitals} (min-hospitals) have answered within "
-                f"{waited:.0f} seconds (hop-timeout); connected: {connected}. Start more, or lower "
-                "min-hospitals."
+                f"Hospitals that have answered within {duration(waited)} (hop-timeout): "
+                f"{len(reachable)} of {wanted} (min-hospitals); connected: {connected}. Start "
+                "more, or lower min-hospitals."
             )
         if len(reachable) != reported:
             reported, names = len(reachable), run.courier.node_names()
@@ -146,7 +144,7 @@ def _wait_for_hospitals(run: Run) -> list[int]:
             left = duration(run.settings.hop_timeout - waited)
             log(
                 INFO,
-                f"{reported} of {hospitals} (min-hospitals) can be reached: "
+                f"Hospitals that can be reached: {reported} of {wanted} (min-hospitals), "
                 f"{join_names(here) or 'none'}. The run waits for the others, {left} at the most "
                 "(hop-timeout)",
             )

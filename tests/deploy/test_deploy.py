@@ -679,5 +679,5 @@ def test_a_run_that_waits_for_more_hospitals_than_are_registered_does_not_begin(
 ):
     nodes = [("graz", "online", "2026-11-22"), ("linz", "offline", "2026-11-22")]
     monkeypatch.setattr(server, "hospitals_of", lambda _: nodes)
-    with pytest.raises(DeployError, match=r"min-hospitals is 3, and 2 are registered \(graz, linz"):
+    with pytest.raises(DeployError, match=r"hospitals: 2 of 3 \(min-hospitals\), graz, linz"):
         server.run(folder, "min-hospitals=3 strategy='cwt'")

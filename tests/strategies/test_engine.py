@@ -276,7 +276,7 @@ def test_real_hospitals_do_without_one_that_cannot_use_its_data_if_they_are_enou
     assert {e.reason for e in ledger.of("query.enrol") if e.outcome == "data"} == {
         "h2 has no images."
     }
-    with pytest.raises(RunError, match=r"1 of 2 hospitals .* are ready\. h1 has no images\."):
+    with pytest.raises(RunError, match=r"are ready: 1 of 2 .*\. h1 has no images\."):
         run(federation(2, h1=Empty("h1")), min_hospitals=2)
 
 
@@ -348,7 +348,7 @@ def test_of_two_hospitals_of_one_name_neither_takes_part():
 
 def test_too_few_hospitals_end_the_run(monkeypatch):
     monkeypatch.setattr(enrolment, "PAUSE", 0.01)
-    with pytest.raises(RunError, match=r"1 of 2 .*\(min-hospitals\) have answered within"):
+    with pytest.raises(RunError, match=r"have answered within .*: 1 of 2 \(min-hospitals\)"):
         run(federation(1), min_hospitals=2, hop_timeout=0.001)
 
 
@@ -357,7 +357,7 @@ def test_too_few_hospitals_that_are_ready_end_the_run():
         def prepare(self, message, order):
             return failing(message)
 
-    with pytest.raises(RunError, match=r"1 of 2 hospitals \(min-hospitals\) are ready"):
+    with pytest.raises(RunError, match=r"Hospitals that are ready: 1 of 2 \(min-hospitals\)\."):
         run(federation(2, h1=Crashing("h1")), min_hospitals=2)
 
 
