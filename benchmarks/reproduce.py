@@ -42,7 +42,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, TypedDict
 
 from flwr.common.config import flatten_dict
 
@@ -56,14 +56,12 @@ from strategies.protocol.console import duration
 from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults
+from strategies.protocol.shapes import ShapeError, from_value
 from strategies.registry import strategy_of
 from warm.workers import Workers
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
-# The keys of a table and of a row; the first one is required.
-TABLE_KEYS = ("rows", "title", "beside", "hospitals", "seeds", "folds", "columns", "settings")
-ROW_KEYS = ("name", "hospitals", "settings", "paper", "lost", "leaves_after")
 COLUMNS = [
     "federation_balanced_accuracy",
     "federation_accuracy",
@@ -75,6 +73,30 @@ COLUMNS = [
 
 class TableError(ValueError):
     """A table's description cannot be used."""
+
+
+class DescribedRow(TypedDict, total=False):
+    """A row in a TOML file; the first key is required."""
+
+    name: str
+    hospitals: int
+    settings: dict[str, object]
+    paper: dict[str, float | list[float]]
+    lost: float
+    leaves_after: int
+
+
+class DescribedTable(TypedDict, total=False):
+    """A table in a TOML file; the first key is required."""
+
+    rows: list[DescribedRow]
+    title: str
+    beside: str
+    hospitals: int
+    seeds: list[int]
+    folds: int
+    columns: list[str]
+    settings: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -250,13 +272,18 @@ def _read(name: str) -> dict[str, Any]:
         raise TableError(text) from error
     except ValueError as error:
         raise TableError(f"{path} is no TOML: {error}") from error
-    _check_keys(str(path), described, TABLE_KEYS)
+    try:
+        from_value(described, DescribedTable)
+    except ShapeError as error:
+        raise TableError(f"{path} cannot be used: {error}.") from error
+    _check_keys(str(path), described, DescribedTable)
     for row in described["rows"]:
-        _check_keys(f"A row of {path}", row, ROW_KEYS)
+        _check_keys(f"A row of {path}", row, DescribedRow)
     return described
 
 
-def _check_keys(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_keys(where: str, found: Mapping[str, Any], shape: type) -> None:
+    known = list(shape.__annotations__)
     if known[0] not in found:
         raise TableError(f"{where} has no '{known[0]}'.")
     if unknown := found.keys() - set(known):
@@ -292,9 +319,14 @@ def check_table(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
     """
     hospitals, seeds = described.get("hospitals", max(2, len(data))), described.get("seeds", [0])
     chosen = described.get("columns", COLUMNS)
-    known = list_columns(min(row.get("hospitals", hospitals) for row in described["rows"]))
+    fewest = min(row.get("hospitals", hospitals) for row in described["rows"])
+    if fewest < 1:
+        raise TableError(f"'hospitals' is {fewest}: give 1 or more.")
+    known = list_columns(fewest)
     if unknown := set(chosen) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
+    if len({*seeds}) != len(seeds) or not seeds:
+        raise TableError(f"The seeds are {seeds}: give one or more, each once.")
     first = Repeat(seeds[0], described.get("folds", 0))
     rows = []
     for row in described["rows"]:
@@ -313,6 +345,8 @@ def check_table(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         losses = Losses(row.get("lost", 0.0), row.get("leaves_after", 0))
         if not 0 <= losses.share < 1:
             raise TableError(f"Row '{row['name']}': 'lost' is a share, from 0 to below 1.")
+        if not folder_name(row["name"]):
+            raise TableError(f"Row '{row['name']}' needs a name with a letter or a digit.")
         names = (row["name"], row["name_in_file"])
         rows.append(Row(*names, row.get("hospitals", hospitals), settings, paper, losses))
     if len({folder_name(row.name) for row in rows}) < len(rows):

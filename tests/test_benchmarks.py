@@ -274,6 +274,14 @@ def test_the_matrix_of_papers_counts_its_rows(part):
         ("seeds = ", "seed = ", "two.toml has 'seed'; it may have rows, title"),
         ('"alone"', '"fedER!"', "Two rows have one name"),
         ("[settings]", "[settings", "two.toml is no TOML: "),
+        ("seeds = [0, 1]", "seeds = []", r"The seeds are \[\]: give one or more, each once"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "each once"),  # one run would count as two
+        ("seeds = [0, 1]", "seeds = 3", "two.toml cannot be used: 'seeds' is 3; it must be a list"),
+        ("hospitals = 2", "hospitals = 'x'", "'hospitals' is 'x'; it must be a whole"),
+        ("hospitals = 2", "hospitals = 0", "'hospitals' is 0: give 1 or more"),
+        ("[settings]", "settings = 3\n[other]", "'settings' is 3; it must be an object"),
+        ('name = "alone"', "name = 3", "name' is 3; it must be a text"),
+        ('name = "alone"', 'name = "?"', "Row '\\?' needs a name with a letter"),
     ],
 )
 def test_a_table_that_does_not_fit_together_is_refused_at_once(tmp_path, old, new, words):
