@@ -65,7 +65,7 @@ class Command(TyperCommand):
         with _in_one_line(ctx):
             for each in self.params:
                 if isinstance(each.type, ClickPath) and each.name:
-                    ctx.params[each.name] = _expand(ctx.params[each.name])
+                    ctx.params[each.name] = _expand(ctx.params[each.name], each.opts[0])
             return super().invoke(ctx)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
@@ -106,7 +106,9 @@ def _name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
-def _expand(value: Any) -> Any:
+def _expand(value: Any, option: str) -> Any:
     if isinstance(value, list | tuple):
-        return [*map(_expand, value)]
+        return [_expand(each, option) for each in value]
+    if value == "":  # of a variable that is not set; it would be the folder that the user is in
+        raise ValueError(f"{option} is empty: give a path, or leave it out.")
     return value and expand(value)

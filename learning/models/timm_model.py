@@ -3,6 +3,7 @@
 The import takes seconds, so it waits until such a model is used. Nothing is downloaded here.
 """
 
+import difflib
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,15 @@ def timm_config(name: str) -> Any:
         )
     import timm
 
-    found = timm.get_pretrained_cfg(name.removeprefix(TIMM), allow_unregistered=False)
-    if found is None:
-        near = timm.list_models(f"*{name.removeprefix(TIMM)[:6]}*")[:3] or ["resnet18"]
+    wanted = name.removeprefix(TIMM)
+    try:
+        return timm.get_pretrained_cfg(wanted, allow_unregistered=False)
+    except RuntimeError as error:
+        near = difflib.get_close_matches(wanted, timm.list_models()) or ["resnet18"]
         raise ModelError(
-            f"timm has no model {name.removeprefix(TIMM)!r}; choose one of its models, such as "
+            f"timm has no model {wanted!r}; choose one of its models, such as "
             f"{' or '.join(TIMM + each for each in near)}."
-        )
-    return found
+        ) from error
 
 
 def timm_model(architecture: "Architecture") -> nn.Module:

@@ -9,6 +9,7 @@ S4 a single one.
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from strategies.protocol.files import expand, read_table
 from strategies.protocol.settings import Settings, SettingsError
@@ -62,10 +63,12 @@ def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: i
 @cache  # a run keeps its plan if the file changes
 def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     """The table of a CSV file: each line has a hospital's name and its status in each task."""
+    if not path.is_absolute():  # the working directory of a Flower process is not the user's
+        _refuse(str(path), "it is no absolute path")
     try:
         rows = read_table(path)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"The table 'enrolment' cannot be read: {error}") from error
+        _refuse(str(path), f"it cannot be read ({error})")
     table = {name.strip(): [state.strip() for state in states] for _, (name, *states) in rows}
     for name, states in table.items():
         order = [NOT_YET, ACTIVE, LEFT]
@@ -76,6 +79,6 @@ def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     return table
 
 
-def _refuse(chosen: str, reason: str) -> None:
+def _refuse(chosen: str, reason: str) -> NoReturn:
     allowed = f"{', '.join(SCENARIOS)}, or an absolute CSV file with a line for each hospital"
     raise SettingsError(f"The setting 'enrolment' is {chosen!r}: {reason}. It must be {allowed}.")

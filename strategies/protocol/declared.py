@@ -117,7 +117,8 @@ def keys_of(table: type[Any], prefix: str = "") -> Iterator[str]:
 def near_miss(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """The end of a sentence about an unknown name: the nearest known name, or all known names."""
     names = list(known)
-    if near := get_close_matches(name, names, n=1):
+    in_tables = [each for each in names if each.endswith(f".{name}")]
+    if near := in_tables or get_close_matches(name, names, n=1):
         return f"; did you mean '{near[0]}'?"
     return f"; {otherwise or 'it may be ' + ', '.join(names)}."
 

@@ -84,16 +84,18 @@ def open_checked(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
         OSError: The file cannot be read.
         FileError: It is a pipe or a device, or has more than `most` bytes.
     """
-    # O_NONBLOCK: the open of a pipe would wait for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
+    with open(path, "rb", opener=_open_at_once) as file:
+        facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise FileError(f"{path} is no file: move it away.")
         if facts.st_size > most:
             size = f"{facts.st_size:,} bytes; at most {most:,} are read"
             raise FileError(f"{path} has {size}: move it away.")
         yield file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe would wait for a writer
 
 
 def read_text(path: Path, most: int = MOST) -> str:

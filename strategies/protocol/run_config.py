@@ -29,13 +29,13 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
         raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
     from flwr.common.config import flatten_dict  # imports an HTTP client
 
+    where = f"--run-config names {files[0]}, which" if files else "--run-config"
     try:
         text = _read(expand(files[0])) if files else _toml(" ".join(texts))
         return dict(flatten_dict(parse_toml(text)))
-    except OSError as error:
-        raise SettingsError(f"--run-config names {files[0]}, which cannot be read.") from error
-    except ValueError as error:
-        raise SettingsError(f"--run-config cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{where} cannot be read: {reason}") from error
 
 
 def changed_settings(text: str | None) -> Settings:
@@ -77,7 +77,11 @@ def _read(file: Path) -> str:
 
 def _toml(text: str) -> str:
     """Settings that spaces separate, as lines of TOML."""
+    first: dict[str, str] = {}
     for key, value in _PAIR.findall(text):
+        if key in first:
+            raise ValueError(f"{key} is there twice, as {first[key]} and as {value}: keep one.")
+        first[key] = value
         try:
             parse_toml(f"{key} = {value}")
         except ValueError:

@@ -111,6 +111,15 @@ def test_the_version_is_printed(capsys):
         (["members", "--site", "a/b"], "fedhandoff members: Invalid value for '--site'"),
         (["run", "--hospitals", "1000000000"], "fedhandoff run: Invalid value for '--hospitals'"),
         (["check", "--hospitals", "0"], "fedhandoff check: Invalid value for '--hospitals'"),
+        (["compare", ""], "fedhandoff compare: folders is empty: give a path, or leave it out."),
+        (
+            ["preflight", "--data-dir", ""],
+            "fedhandoff preflight: --data-dir is empty: give a path, or leave it out.",
+        ),
+        (
+            ["policy", str(ROOT)],
+            f"fedhandoff policy: The hospital's policy cannot be used: {ROOT} ",
+        ),
         (["crate", "~nobody2/a"], "fedhandoff crate: The home folder in '~nobody2/a' is unknown"),
         (
             ["check", "--run-config", "dataset='folder:~nobody2'"],

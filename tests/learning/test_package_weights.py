@@ -38,3 +38,9 @@ def test_the_package_is_for_its_network_alone():
 def test_a_new_head_starts_near_0_as_torch_draws_it():
     head = LITE0.build().state_dict()["classifier.weight"]
     assert head.abs().max() <= 1280**-0.5
+
+
+@pytest.mark.parametrize("name", ["timm:resnet81", "timm:resnet18.here", "timm:"])
+def test_a_network_that_timm_does_not_have_is_named_with_a_near_one(name):
+    with pytest.raises(ModelError, match=f"no model '{name[5:]}'; choose .*, such as timm:resnet"):
+        replace(LITE0, name=name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.protocol.files import replacing
+from strategies.protocol.files import read_text, replacing
 
 
 def test_an_error_names_the_file_and_not_its_draft(tmp_path):
@@ -27,3 +27,8 @@ def test_two_processes_of_one_number_may_write_one_file_at_once(tmp_path):
         second.write_text("two")
     assert path.read_text() == "one"  # the block that ends last
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    with pytest.raises(IsADirectoryError, match=f"Is a directory: '{tmp_path}'"):
+        read_text(tmp_path)
