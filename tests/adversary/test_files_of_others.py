@@ -25,6 +25,7 @@ from client_app.afterwards.home import MIXTURE, read_mixture
 from client_app.afterwards.past_run import PastRun
 from client_app.datasets.npz import load_npz
 from client_app.errors import DataError
+from client_app.release.dossier.files import check
 from client_app.release.model_attack import FILE
 from learning.errors import ModelError
 from learning.export import ModelManifest
@@ -43,6 +44,7 @@ from strategies.engine.state import Model
 from strategies.protocol import archive
 from strategies.protocol.files import FileError
 from strategies.protocol.settings import Settings, SettingsError
+from tests.client_app.test_dossier import written
 from tests.fakes import run_config, settings
 from tests.learning.test_export import architecture, manifest_of
 from tests.server_app.fake_runs import ring
@@ -374,3 +376,18 @@ def test_a_pipe_in_a_folder_keeps_nobody_waiting(results, tmp_path):
         (folder / name).unlink()
         os.mkfifo(folder / name)
         assert [each.path for each in compare([folder]).left_out] == [folder]
+
+
+def test_a_changed_dossier_is_checked_or_named(tmp_path):
+    path, content = tmp_path / "dossier.json", json.dumps(written()).encode()
+    for number in range(MOST):
+        path.write_bytes(changed(random.Random(number), content))
+        with suppress(SettingsError):
+            check(path, {})
+    path.write_bytes(content)
+    os.mkfifo(tmp_path / "dossier.html")
+    assert not check(path, {}).page
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SettingsError, match="is no dossier"):
+        check(path, {})

@@ -11,9 +11,10 @@ from typing import Any
 from client_app.authority.identity import Identity, Member
 from client_app.release.dossier.page import page
 from client_app.store import own_draft
+from strategies.protocol.files import FileError, open_checked, read_text
 from strategies.protocol.settings import SettingsError
 
-LONGEST = 2**22  # bytes of a dossier that are read
+LONGEST = 2**22  # bytes of a dossier
 
 
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
@@ -64,8 +65,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
         SettingsError: There is no such file, or it is no dossier.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST)
+        text = read_text(path, LONGEST).encode()
         dossier = json.loads(text)
         hospital, run = dossier["hospital"], dossier["run"]
     except OSError as error:
@@ -79,7 +79,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     signer = str(member) if member and signed else ""
     try:
         same_page = html == page(dossier, digest, signer).encode()
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except Exception as error:  # another hospital wrote it: anything may be missing or wrong
         raise SettingsError(f"{path} is no dossier of this version.") from error
     return Checked(digest, str(hospital), str(run), signed, same_page)
 
@@ -110,6 +110,7 @@ def _is_same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError:
+        with open_checked(path) as file:
+            return file.read()
+    except (OSError, FileError):
         return b""
