@@ -94,9 +94,13 @@ def _in_one_line(context: Context) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, DeployError) as error:
-        explain = getattr(error, "explain", None)  # has details that the server may not learn
-        text = explain() if explain else str(error)
-        raise UsageError(re.sub(r"\[Errno \d+\] ", "", text), context) from error
+        raise UsageError(line_of(error), context) from error
+
+
+def line_of(error: Exception) -> str:
+    """The text of an error for a user of this machine, in one line."""
+    explain = getattr(error, "explain", None)  # has details that the server may not learn
+    return re.sub(r"\[Errno \d+\] ", "", explain() if explain else str(error))
 
 
 def _name(text: str) -> str:

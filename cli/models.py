@@ -15,6 +15,7 @@ from cli.command import (
     StoreDir,
     Trusted,
     command,
+    line_of,
     private,
 )
 from cli.places import HERE, Hospital
@@ -203,6 +204,6 @@ def open_(
         try:
             print(take_home(parcel, store, keys, known, settings))
         except (ValueError, OSError) as error:
-            print(f"Not opened: {parcel}. {error}", file=sys.stderr)
+            print(f"Not opened: {parcel}. {line_of(error)}", file=sys.stderr)
             failed = True
     return failed

@@ -110,7 +110,8 @@ def end_of(certificate: Path) -> datetime:
         read = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError) as error:
         raise DeployError(
-            f"{certificate} cannot be read as a certificate ({error}): get or make it again."
+            f"{certificate} cannot be read as a certificate ({getattr(error, 'strerror', error)}): "
+            "get or make it again."
         ) from error
     now, first, last = datetime.now(UTC), read.not_valid_before_utc, read.not_valid_after_utc
     if not first <= now <= last:

@@ -199,12 +199,17 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
     """The network and the manifest of a file that `save_model` wrote.
 
     Raises:
-        ModelError: The file is no such model, or its architecture is unknown.
+        ModelError: The file is no such model, its architecture is unknown, or a weight is not
+            finite.
         ParcelError: The weights do not fit the architecture.
     """
     state, manifest = read_state(path)
     # Before the network is built: a file may describe a huge one.
     check_layout(state, manifest.network.layout, f"The model of lineage '{manifest.lineage}'")
+    if not all(weights.isfinite().all() for weights in state.values()):
+        raise ModelError(
+            f"The model of lineage '{manifest.lineage}' has weights that are no finite numbers."
+        )
     network = manifest.network.blank()
     network.load_state_dict(state)
     return network.eval(), manifest

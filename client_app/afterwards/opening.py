@@ -56,5 +56,5 @@ def _open(
         except ParcelError as error:
             reasons[str(error)] = None
     raise ParcelError(
-        f"The parcel opens in none of the hospital's {len(runs)} runs. " + " ".join(reasons)
+        f"The parcel opens in no run that the hospital knows ({len(runs)}). " + " ".join(reasons)
     )

@@ -20,6 +20,7 @@ from client_app.datasets.listing import Listing, Unusable, to_utf8
 from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
+from client_app.errors import DataError
 from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature, temper
 from learning.errors import ModelError
@@ -123,10 +124,14 @@ def write_predictions(
 
     Raises:
         SettingsError: The models' settings are unknown here.
+        DataError: `output` is one of the images, or their manifest.
         OSError: The table cannot be written.
     """
     entries, unusable, done = listing.entries, list(listing.unusable), 0
     source = listing.source
+    read = (source, *(entry.file for entry in entries))
+    if output.exists() and any(each.exists() and output.samefile(each) for each in read):
+        raise DataError(f"'{output}' is an image, or the manifest: write the table elsewhere.")
     base = source if source.is_dir() else source.parent.resolve()
     sliced = any(entry.slice is not None for entry in entries)
     titles = ["image", *(["slice"] if sliced else []), "predicted"]

@@ -29,7 +29,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Raises:
         FileNotFoundError: The folder does not exist.
+        FileExistsError: `path` is a folder or a device, such as /dev/stdout.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "This is no file, and is not replaced", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "This folder does not exist", str(path.parent))
     # Not named by the process: in two containers on one volume both may have the number 1.

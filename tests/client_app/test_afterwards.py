@@ -326,11 +326,11 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     call("hospital", "identity", *given[:4])
     status, printed = call("open", parcel, *given)
     assert (status, printed.out) == (1, "")
-    assert "opens in none of the hospital's 0 runs" in printed.err
+    assert "opens in no run that the hospital knows (0)" in printed.err
     (tmp_path / "wien" / "runs" / run.state.run).mkdir(parents=True)
     (tmp_path / "wien" / "runs" / ".tested.lock").touch()  # is no run
     _, printed = call("open", parcel, *given)
-    assert "opens in none of the hospital's 1 runs" in printed.err
+    assert "opens in no run that the hospital knows (1)" in printed.err
     assert "have this hospital's present key?" in printed.err
     (tmp_path / "cut.npz").write_bytes(parcel.read_bytes()[:-100])
     status, printed = call("open", tmp_path / "cut.npz", *given)
@@ -476,12 +476,17 @@ def test_dicom_is_found_whatever_it_is_called(tmp_path):
 
 def test_one_image_is_enough(run, call, tmp_path):
     draw(tmp_path / "a.png", "upper", 0)
-    status, _ = call(
-        *("predict", "--model", run.home("graz") / "graz.safetensors"),
-        *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
-    )
+    given = ("predict", "--model", run.home("graz") / "graz.safetensors", "--data")
+    status, _ = call(*given, tmp_path / "a.png", "--output", tmp_path / "out.csv")
     assert status == 0
     assert len(table(tmp_path / "out.csv")) == 2
+    (tmp_path / "manifest.csv").write_text("image\na.png\n")
+    for name in ("a.png", "manifest.csv"):
+        before = (tmp_path / name).read_bytes()
+        status, printed = call(*given, tmp_path, "--output", tmp_path / name)
+        assert status == 2
+        assert f"{name}' is an image, or the manifest: write the table elsewhere" in printed.err
+        assert (tmp_path / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("held_out", [False, True])

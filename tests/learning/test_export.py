@@ -106,10 +106,13 @@ def test_other_files_are_refused(saved, tmp_path):
     path, network = saved
     (tmp_path / "cut").write_bytes(path.read_bytes()[:-1])
     save_file(network.state_dict(), tmp_path / "bare")
+    next(network.parameters()).data.view(-1)[3] = torch.nan  # every prediction would be class 0
+    save_model(tmp_path / "nan", network, manifest_of(architecture()))
     for name, reason in (
         ("cut", r"cannot be read as a safetensors file \(SafetensorError\)"),
         ("none", r"cannot be read as a safetensors file \(FileNotFoundError\)"),
         ("bare", "has no manifest"),
+        ("nan", "The model of lineage 'graz' has weights that are no finite numbers"),
     ):
         with pytest.raises(ModelError, match=reason):
             load_model(tmp_path / name)

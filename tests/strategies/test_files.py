@@ -1,5 +1,7 @@
 """Files that are whole or not there at all."""
 
+import os
+
 import pytest
 
 from strategies.protocol.files import read_text, replacing
@@ -32,3 +34,19 @@ def test_two_processes_of_one_number_may_write_one_file_at_once(tmp_path):
 def test_a_folder_in_place_of_a_file_is_named(tmp_path):
     with pytest.raises(IsADirectoryError, match=f"Is a directory: '{tmp_path}'"):
         read_text(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["folder", "pipe", "link"])
+def test_only_a_file_is_replaced(place, tmp_path):
+    """Root could otherwise replace /dev/stdout."""
+    path = tmp_path / "table.csv"
+    if place == "folder":
+        path.mkdir()
+    elif place == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/null")
+    kind = path.lstat().st_mode
+    with pytest.raises(FileExistsError, match=f"not replaced: '{path}'"), replacing(path) as draft:
+        draft.write_text("new")
+    assert path.lstat().st_mode == kind
