@@ -39,13 +39,9 @@ __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 # needs a rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
     "digits": lambda _, *rest: load_digits(),
-    "mnist": lambda _, settings, store, machine: load_hub(
-        "ylecun/mnist", Form.from_settings(settings), machine
-    ),
+    "mnist": lambda _, *rest: _hub("ylecun/mnist", *rest),
     "npz:": lambda file, *rest: load_npz(file),
-    "hf:": lambda source, settings, store, machine: load_hub(
-        source, Form.from_settings(settings), machine
-    ),
+    "hf:": lambda source, *rest: _hub(source, *rest),
     "folder:": partial(load_own, "folder"),
     "manifest:": partial(load_own, "manifest"),
 }

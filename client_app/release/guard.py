@@ -29,8 +29,6 @@ PATH = re.compile(
 )  # an absolute path, no URL
 # Errors of a disk that is full or read-only, or of folders of another user.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-
-
 # Of an error of torch that has no type of its own: on a CPU, and on a GPU.
 MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")
 
