@@ -21,6 +21,7 @@ from cli.command import (
     private,
 )
 from cli.places import HERE, Hospital
+from strategies.protocol.files import replacing
 
 app = typer.Typer()
 
@@ -164,7 +165,8 @@ def ledger(
     verdict += f"{newest}. Keep both on another machine: they show later if lines are missing."
     print(ledger_view.text(lines, verdict))
     if html:
-        html.write_text(ledger_view.page(site, lines, verdict, not broken), encoding="utf-8")
+        with replacing(html) as draft:
+            draft.write_text(ledger_view.page(site, lines, verdict, not broken), encoding="utf-8")
     return bool(broken)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.command import STORE_DIR, StoreDir, command, private
-from strategies.protocol.files import expand
+from strategies.protocol.files import expand, replacing
 
 app = typer.Typer()
 MOST_HOSPITALS = 10_000  # simulated on one machine
@@ -113,7 +113,8 @@ def compare(
     if html:
         from server_app.compare_page import page
 
-        html.write_text(page(comparison), encoding="utf-8")
+        with replacing(html) as draft:
+            draft.write_text(page(comparison), encoding="utf-8")
     return not comparison.methods
 
 

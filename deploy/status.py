@@ -6,6 +6,7 @@ from pathlib import Path
 
 from deploy.credentials import end_of
 from deploy.errors import DeployError
+from deploy.own_file import FILES
 from deploy.running import is_running, read_facts
 from deploy.server import hospitals_of, last_run_of
 
@@ -16,11 +17,13 @@ def status(folder: Path) -> bool:
     """Print the status of a server or hospital; whether it runs, with valid certificates.
 
     Raises:
-        DeployError: The path is no folder.
+        DeployError: The path is no folder of a server or hospital.
     """
     folder = folder.absolute()
     if not folder.is_dir():
         raise DeployError(f"{folder} is no folder: give a server's or a hospital's folder.")
+    if not any((folder / file).exists() for file in ("ca.crt", *FILES)):
+        raise DeployError(f"{folder} is no folder of a server or a hospital: give one of these.")
     is_server = (folder / "server.crt").exists()
     runs, facts = is_running(folder), read_facts(folder)
     certificates = [_certificate(folder / "ca.crt")]

@@ -20,6 +20,7 @@ from server_app.comparison import (
     Method,
 )
 from server_app.measures import mean, spread
+from strategies.protocol.files import replacing
 from strategies.protocol.text import inert
 
 WIDTH = 80  # of a line of text
@@ -29,7 +30,7 @@ HEADER = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high",
 
 def write_csv(path: Path, comparison: Comparison) -> None:
     """Write all figures and differences as a table."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
         rows = [HEADER, *records(comparison)]
         csv.writer(file).writerows(map(inert, row) for row in rows)
 

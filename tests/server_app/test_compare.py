@@ -1,6 +1,7 @@
 """Methods compared over made-up result directories."""
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -341,6 +342,21 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
         main(["compare", str(tmp_path / "nowhere")])
     assert end.value.code == 1
     assert "nowhere is no folder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--csv", "--html"])
+def test_a_full_disk_leaves_the_file_of_before(option, study, tmp_path, monkeypatch, capsys):
+    def fail(draft, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
+
+    before = tmp_path / "before"
+    before.write_text("as it was")
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(SystemExit):
+        main(["compare", str(study), option, str(before)])
+    assert before.read_text() == "as it was"
+    assert f"No space left on device: '{before}'" in "".join(capsys.readouterr())
+    assert [*tmp_path.glob("*.part")] == []
 
 
 def test_the_means_over_hospitals_are_those_of_the_summary(study):
