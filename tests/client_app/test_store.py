@@ -39,14 +39,23 @@ def test_a_long_wait_for_another_process_is_logged(tmp_path, monkeypatch, caplog
     with hold_lock(tmp_path / "lock", "decodes these images"):
         pass
     assert caplog.messages == []
-    other = FileLock(tmp_path / "lock", thread_local=False)
-    other.acquire()
+    held, enough = threading.Event(), threading.Event()
+
+    def hold():
+        with FileLock(tmp_path / "lock"):
+            held.set()
+            enough.wait()
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait()
     start = time.monotonic()
     with pytest.raises(TimeoutError), hold_lock(tmp_path / "lock", "decodes", 0.2):
         raise AssertionError
     assert 0.15 < time.monotonic() - start < 5
-    threading.Timer(0.3, other.release).start()
+    threading.Timer(0.3, enough.set).start()
     with hold_lock(tmp_path / "lock", "decodes these images"):
-        assert not other.is_locked
+        assert enough.is_set()
+    other.join()
     words = "Another process decodes these images. This one waits for it"
     assert caplog.messages[-1] == f"{words} ({tmp_path}/lock)"
