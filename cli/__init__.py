@@ -17,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: The words of the command line; None = those of this process.
     """
-    # Else Python frees all objects, one by one, before it ends: a quarter of the time of --help.
+    # Otherwise Python frees all objects, one by one, before it ends. For --help this took a quarter
+    # of the time.
     atexit.register(gc.freeze)
     try:
         from cli.entry import run  # its imports take a third of a second, in which Ctrl-C may come

@@ -99,7 +99,7 @@ def _in_one_line(context: Context) -> Iterator[None]:
 
 def line_of(error: Exception) -> str:
     """The text of an error for a user of this machine, in one line."""
-    explain = getattr(error, "explain", None)  # has details that the server may not learn
+    explain = getattr(error, "explain", None)  # with details that stay on this machine
     return re.sub(r"\[Errno \d+\] ", "", explain() if explain else str(error))
 
 
@@ -113,6 +113,6 @@ def _name(text: str) -> str:
 def _expand(value: Any, option: str) -> Any:
     if isinstance(value, list | tuple):
         return [_expand(each, option) for each in value]
-    if value == "":  # of a variable that is not set; it would be the folder that the user is in
+    if value == "":  # an unset variable; the path would be the current folder
         raise ValueError(f"{option} is empty: give a path, or leave it out.")
     return value and expand(value)

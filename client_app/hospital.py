@@ -74,8 +74,7 @@ class Hospital:
     def memory_of_a_visit(self) -> tuple[int, int, int]:
         """Images in a batch, images that the learner keeps, and its copies of the weights.
 
-        All tasks count as equally large. The number of kept images is rounded up to a power of two,
-        because a refusal may reveal it.
+        All tasks count as equally large.
         """
         settings = self.settings
         learner = LEARNERS.get(settings.learner or settings.strategy, Plain)

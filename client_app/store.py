@@ -24,7 +24,7 @@ from strategies.protocol.files import STORES, replacing
 
 DEFAULT = STORES
 GB = 1e9
-PATIENCE = 5.0  # seconds of a wait before the log has a line on it
+PATIENCE = 5.0  # seconds of waiting for a lock until a line is logged
 
 
 def own_folder(path: Path) -> Path:

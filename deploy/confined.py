@@ -60,7 +60,7 @@ def main(approved: Path, program: str, *arguments: str) -> None:
     empty = ModuleType(f"flwr.supernode.cli.{NOT_NEEDED}")
     setattr(empty, NOT_NEEDED, None)
     sys.modules[empty.__name__] = empty
-    # Else Python frees all objects, one by one, before it ends, in the process of each message.
+    # Otherwise the process of each message frees all objects, one by one, before it ends.
     atexit.register(gc.freeze)
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")

@@ -50,6 +50,14 @@ class Samples:
         )
 
 
+def round_up(count: int) -> int:
+    """A power of two that is at least `count`, for limits on memory.
+
+    A refusal by such a limit reveals the counted number to the server, so it must not be exact.
+    """
+    return 1 << (count - 1).bit_length()
+
+
 def concatenate(parts: Iterable[Samples]) -> Samples:
     """Several sets of samples as one, in their order."""
     parts = list(parts)

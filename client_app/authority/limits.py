@@ -18,6 +18,7 @@ from learning.evaluation import batch_size
 from learning.models import Architecture
 from learning.models.rotation import TURNS
 from learning.packing import activations, layout
+from learning.samples import round_up
 from strategies.protocol.parcel import count_bytes
 
 MB = 1e6
@@ -81,7 +82,7 @@ def check_pass(machine: MachineRules | None, network: Architecture, images: int)
 def check_images(machine: MachineRules | None, images: int, size: tuple[int, ...]) -> None:
     """Refuse to resize images in memory, each to `size` (C, H, W), if they would not fit into it.
 
-    A policy counts a power of two, since a refusal may reveal the number of images.
+    A policy counts a rounded number of images (`round_up`).
 
     Raises:
         PolicyError: They need more than the policy allows.
@@ -90,7 +91,7 @@ def check_images(machine: MachineRules | None, images: int, size: tuple[int, ...
     each = math.prod(size) / GB
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / GB
     if machine:
-        machine.uphold("max-memory-gb", (1 << (images - 1).bit_length()) * each)
+        machine.uphold("max-memory-gb", round_up(images) * each)
     elif images * each > there:
         raise DataError(
             f"With image-size {size[-1]} the images need {images * each:.0f} GB of memory, and the "

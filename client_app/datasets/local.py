@@ -9,6 +9,7 @@ import torch
 from client_app.datasets.pool import Indices, LocalSamples
 from client_app.datasets.tasks import Tasks
 from learning.models import Architecture
+from learning.samples import round_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +68,11 @@ class LocalData:
     def bytes_copied(self, tasks: int) -> int:
         """The bytes that `images_at` copies for a number of tasks with permuted pixels.
 
-        The numbers of images are rounded up to powers of two, since a refusal may reveal them.
+        The numbers of images are rounded up (`round_up`).
         """
         if self.tasks is None or not self.tasks.permutes:
             return 0
-        train, test = (1 << (len(side) - 1).bit_length() for side in (self.train, self.test))
+        train, test = (round_up(len(side)) for side in (self.train, self.test))
         return (train + max(tasks, 1) * test) * math.prod(self.train.shape)
 
     def train_so_far(self, task: int) -> LocalSamples:

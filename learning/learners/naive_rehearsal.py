@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
-from learning.samples import Samples, concatenate
+from learning.samples import Samples, concatenate, round_up
 from learning.settings import RehearsalSettings
 from learning.stream import add_task, draw_rows, earlier_samples, replay_size
 from strategies.protocol.settings import Settings
@@ -25,14 +25,11 @@ class NaiveRehearsal(Learner):
 
     @classmethod
     def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
-        """Images in a batch, kept images (a power of two), and copies of the weights.
-
-        A refusal may reveal the number of kept images. So it is rounded up.
-        """
+        """Images in a batch, kept images (`round_up`), and copies of the weights."""
         share, own = cls.check(settings).share, settings.train.batch_size
         kept = math.ceil(share * images)
         beside = math.ceil(share * own * (settings.tasks - 1))
-        return max(own, beside), 1 << (kept - 1).bit_length(), cls.copies
+        return max(own, beside), round_up(kept), cls.copies
 
     def begin_visit(self) -> None:
         """Find the kept images of earlier tasks."""
