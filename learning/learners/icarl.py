@@ -9,7 +9,7 @@ same of the network before the task, a step minimises the binary cross-entropy (
 Of each class K / (number of classes) images are kept, K = `reservoir.size`. They are chosen one by
 one, so that the mean of their features is the nearest to that of the class (Algorithm 4). When new
 classes come, the images that were chosen first stay (Algorithm 5). Features φ are the input of the
-last layer, scaled to a norm of 1. An image x has the class with the nearest mean µ_c of its kept
+last layer. They and their means are scaled to a norm of 1 (section 2.1). An image x has the class with the nearest mean µ_c of its kept
 images (Algorithm 1):
 
     argmin_c ‖φ(x) − µ_c / ‖µ_c‖‖    =    argmax_c φ(x) · µ_c / ‖µ_c‖
@@ -27,6 +27,8 @@ Deviations:
     `train.augment`.
  3. Kept images of the present task are chosen again at each visit.
  4. Means of classes that the hospital does not have, or leaves out, stay as they came.
+ 5. The authors' code herds by a running sum of the means' differences, and its means also have the
+    mirrored images. Algorithms 1 and 4 do neither.
 """
 
 import logging
@@ -158,12 +160,13 @@ class ICaRL(FromBefore):
 def herd(features: Tensor, count: int) -> Tensor:
     """The images whose features [n, d] have a mean near that of all, int64 [count], in their order.
 
-    Each choice brings the mean of the chosen images nearest to that of all. None is chosen twice.
+    Each choice brings the mean of the chosen images nearest to that of all, both scaled to a norm
+    of 1: so their angle counts. None is chosen twice.
     """
     mean, total = features.mean(dim=0), torch.zeros_like(features[0])
     left, chosen = torch.ones(len(features), dtype=torch.bool, device=features.device), []
-    for k in range(1, min(count, len(features)) + 1):
-        far = ((total + features) / k - mean).square().sum(dim=1).masked_fill(~left, torch.inf)
-        chosen.append(int(far.argmin()))
+    for _ in range(min(count, len(features))):
+        near = functional.cosine_similarity(total + features, mean, dim=1)
+        chosen.append(int(near.masked_fill(~left, -torch.inf).argmax()))
         left[chosen[-1]], total = False, total + features[chosen[-1]]
     return torch.tensor(chosen)

@@ -24,12 +24,21 @@ def of_class(*classes):
 
 
 def test_images_are_chosen_so_that_their_mean_is_near_that_of_all():
-    """Features 0, 1, 2, 10 have the mean 3.25. 2 is nearest; then (2 + 1) / 2, for 6 and 1 are
-    farther; then (3 + 10) / 3 = 4.3, for 1 is farther.
+    """Directions of 0, 30, 40 and 90 degrees have their mean at 39. 40 is nearest; then 35, between
+    40 and 30; then 53, with 90, for 24, with 0, is farther.
     """
-    features = torch.tensor([[0.0], [1.0], [2.0], [10.0]])
+    angles = torch.tensor([0.0, 30.0, 40.0, 90.0]).deg2rad()
+    features = torch.stack([angles.cos(), angles.sin()], dim=1)
     assert herd(features, 3).tolist() == [2, 1, 3]
     assert sorted(herd(features, 9).tolist()) == [0, 1, 2, 3]
+
+
+def test_the_means_of_chosen_images_are_scaled_before_they_are_compared():
+    """The mean of all is (0.5, 0.27), at 28 degrees. Of the images, that at 31 degrees is nearest
+    to this direction, although (0.6, 0) is nearest to the mean itself.
+    """
+    features = torch.tensor([[0.6, 0.0], [1.0, 0.6], [-0.1, 0.2]])
+    assert herd(features, 1).tolist() == [1]
 
 
 def test_one_step_by_hand():
