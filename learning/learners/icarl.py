@@ -9,8 +9,8 @@ same of the network before the task, a step minimises the binary cross-entropy (
 Of each class K / (number of classes) images are kept, K = `reservoir.size`. They are chosen one by
 one, so that the mean of their features is the nearest to that of the class (Algorithm 4). When new
 classes come, the images that were chosen first stay (Algorithm 5). Features φ are the input of the
-last layer. They and their means are scaled to a norm of 1 (section 2.1). An image x has the class with the nearest mean µ_c of its kept
-images (Algorithm 1):
+last layer. They and their means are scaled to a norm of 1 (section 2.1). An image x has the class
+with the nearest mean µ_c of its kept images (Algorithm 1):
 
     argmin_c ‖φ(x) − µ_c / ‖µ_c‖‖    =    argmax_c φ(x) · µ_c / ‖µ_c‖
 
