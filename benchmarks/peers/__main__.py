@@ -54,6 +54,7 @@ class Peer:
     # The PyPI packages of its environment; () = this app's own environment
     requires: tuple[str, ...] = ()
     methods: tuple[str, ...] = BOTH  # the methods that its public interface offers
+    python: str = "3.11"  # the version of Python of its environment
 
 
 PEERS = {
@@ -67,6 +68,9 @@ PEERS = {
         "run_p2pfl.py",
         ("p2pfl[dp,torch]==0.4.4", "pyarrow<19", "huggingface-hub<0.26"),
         ("fedavg",),
+    ),
+    "BlazeFL": Peer(
+        "run_blazefl.py", ("blazefl==2.0.3", "torch<2.13", "numpy", "tqdm"), ("fedavg",), "3.12"
     ),
     "pfl": Peer("run_pfl.py", ("pfl==0.6.0", "torch<2.13"), ("fedavg",)),
 }
@@ -162,7 +166,7 @@ def command_of(name: str, data: Path, environments: Path) -> list[str]:
         python = environments / name / "bin" / "python"
         installed = environments / name / "installed"
         if not installed.exists():
-            _install(["uv", "venv", "--clear", "--python", "3.11", str(environments / name)])
+            _install(["uv", "venv", "--clear", "--python", peer.python, str(environments / name)])
             _install(["uv", "pip", "install", "--python", str(python), *peer.requires])
             installed.touch()
     return [str(python), str(ADAPTERS / peer.script)]
