@@ -21,7 +21,7 @@ from cli.command import (
     private,
 )
 from cli.places import HERE, Hospital
-from strategies.protocol.files import replacing
+from strategies.protocol.files import write_whole
 
 app = typer.Typer()
 
@@ -165,8 +165,7 @@ def ledger(
     verdict += f"{newest}. Keep both on another machine: they show later if lines are missing."
     print(ledger_view.text(lines, verdict))
     if html:
-        with replacing(html) as draft:
-            draft.write_text(ledger_view.page(site, lines, verdict, not broken), encoding="utf-8")
+        write_whole(html, ledger_view.page(site, lines, verdict, not broken))
     return bool(broken)
 
 

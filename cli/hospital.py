@@ -182,12 +182,7 @@ def approve(
 def start(
     server: Annotated[str, typer.Option(help="The server's host:port.")],
     data_dir: Annotated[Path, typer.Option(help="The hospital's images (docs/data.md).")],
-    members: Annotated[
-        str,
-        typer.Option(
-            help="File with the keys of all hospitals; or first-use; or none (open runs only)."
-        ),
-    ],
+    members: Members,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,

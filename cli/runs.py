@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.command import STORE_DIR, StoreDir, command, private
-from strategies.protocol.files import expand, replacing
+from strategies.protocol.files import expand, write_whole
 
 app = typer.Typer()
 MOST_HOSPITALS = 10_000  # simulated on one machine
@@ -113,8 +113,7 @@ def compare(
     if html:
         from server_app.compare_page import page
 
-        with replacing(html) as draft:
-            draft.write_text(page(comparison), encoding="utf-8")
+        write_whole(html, page(comparison))
     return not comparison.methods
 
 

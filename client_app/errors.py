@@ -48,6 +48,11 @@ LEAVES: dict[type[Exception], Failure] = {
 }
 
 
+def line_of(error: Exception) -> str:
+    """The text of an error for the hospital's own log, with details that stay here."""
+    return error.explain() if isinstance(error, PolicyError) else str(error)
+
+
 def failure_of(error: Exception) -> Failure:
     """The kind of failure of an error in `LEAVES`."""
     return next(failure for kind, failure in LEAVES.items() if isinstance(error, kind))

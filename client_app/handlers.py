@@ -10,11 +10,10 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from client_app.afterwards.home import count_images, keep_ensemble, keep_mixture, keep_tested
-from client_app.authority.identity import secret_of
 from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
 from client_app.datasets.facts import hashes
-from client_app.errors import DataError, failure_of
+from client_app.errors import DataError, failure_of, line_of
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import fingerprint, open_disclosure
@@ -71,10 +70,9 @@ def prepare(message: Message, context: Context) -> Message:
         counts = count_images(data, disclosure.smallest, disclosure.number)
         counts = _numbers(counts, data.classes)
         metrics |= {name: disclosure.round_count(count) for name, count in counts.items()}
-        secret = secret_of(hospital.store) if hospital.policy else b""
         card: dict[str, str | list[str] | list[int]] = {
             "data": data.kind,
-            **{f"{part}-images": each for part, each in hashes(data, secret).items()},
+            **{f"{part}-images": each for part, each in hashes(data, hospital.secret).items()},
         }
         if hospital.own_settings:
             card["own-settings"] = list(hospital.own_settings)
@@ -195,8 +193,7 @@ def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
 
 def _log_refusal(name: str, error: Exception) -> Failure:
     """The kind of failure of a test; the hospital's own log gets the reason."""
-    reason = error.explain() if isinstance(error, PolicyError) else error
-    logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
+    logging.getLogger("flwr").error("The model %a is not tested: %s", name, line_of(error))
     return failure_of(error)
 
 

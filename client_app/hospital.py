@@ -61,6 +61,16 @@ class Hospital:
     task: int = 0  # the task, from 1; 0 = no tasks, or all images
 
     @property
+    def machine(self) -> MachineRules | None:
+        """The policy's rules about the machine; None in a simulation."""
+        return self.policy.machine if self.policy else None
+
+    @property
+    def secret(self) -> bytes:
+        """The secret of the store, which keys hashes of images; empty in a simulation."""
+        return secret_of(self.store) if self.policy else b""
+
+    @property
     def architecture(self) -> Architecture:
         """The architecture of the hospital's first network, for its images or features."""
         channels, height, width = self.data.train.shape
@@ -153,8 +163,8 @@ class Hospital:
         chosen = str(self.settings.run_config[key])
         file = chosen.removeprefix(PUBLIC)
         require(chosen != file, key, chosen, f"{PUBLIC}<absolute file>")
-        store, machine = self.store.folder.parent, self.policy.machine if self.policy else None
-        return open_public(file, self.settings, self.data, store, machine).to(self.device)
+        store = self.store.folder.parent
+        return open_public(file, self.settings, self.data, store, self.machine).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:

@@ -6,6 +6,7 @@ by hash, so that each is sent to a hospital once.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -136,19 +137,15 @@ def _encoder(request: Request) -> ArrayRecord:
     if not hash_:
         return ArrayRecord()
     sent = find_record(request.message.content, "encoder", ArrayRecord)
-    record = sent or _load_kept(hospital, f"encoders/{hash_}")
-    check_arrays(record)
-    if hash_arrays(record) != hash_:
-        raise ParcelError(f"The encoder {hash_:.12} is missing, or has changed on its way.")
+    record = _sent_or_kept(hospital, sent, "encoder", hash_)
     if sent:
         _keep(hospital, f"encoders/{hash_}", sent)
     return record
 
 
 def _keep(hospital: Hospital, name: str, record: ArrayRecord) -> None:
-    machine = hospital.policy.machine if hospital.policy else None
     size = sum(len(array.data) for array in record.values())
-    check_disk(machine, hospital.store.folder.parent, size)
+    check_disk(hospital.machine, hospital.store.folder.parent, size)
     hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
 
 
@@ -185,10 +182,7 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
 def _buffer(request: Request, maker: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
-    record = sent or _load_kept(hospital, f"buffers/{hash_}")
-    check_arrays(record)
-    if hash_arrays(record) != hash_:
-        raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
+    record = _sent_or_kept(hospital, sent, "buffer", hash_)
     opened = request.seal.open_buffer(record, maker) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
@@ -199,10 +193,16 @@ def _buffer(request: Request, maker: str, hash_: str) -> Samples:
     return samples.to(hospital.device)
 
 
-def _load_kept(hospital: Hospital, name: str) -> ArrayRecord:
-    """A record from an earlier message; empty if it is damaged or missing."""
-    try:
-        kept = hospital.store.load(name)
-    except (OSError, ArchiveError):
-        return ArrayRecord()
-    return ArrayRecord({name: Array(array) for name, array in kept.items()})
+def _sent_or_kept(
+    hospital: Hospital, sent: ArrayRecord | None, kind: str, hash_: str
+) -> ArrayRecord:
+    """An encoder or a buffer with this hash, of this message or an earlier one."""
+    record = sent or ArrayRecord()
+    if not sent:
+        with suppress(OSError, ArchiveError):  # a damaged file counts as a missing one
+            kept = hospital.store.load(f"{kind}s/{hash_}")
+            record = ArrayRecord({name: Array(array) for name, array in kept.items()})
+    check_arrays(record)
+    if hash_arrays(record) != hash_:
+        raise ParcelError(f"The {kind} {hash_:.12} is missing, or has changed on its way.")
+    return record

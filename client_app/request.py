@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.authority.members import announced_members
 from client_app.authority.permission import admit
+from client_app.authority.privacy_account import Account, Spent
 from client_app.authority.sealing import Seal, seal_for
 from client_app.hospital import Hospital
 from client_app.run import check_same, run_folder
@@ -126,6 +127,19 @@ class Request(Inquiry):
     def visit(self) -> tuple[int, int]:
         """The round and the hop of the order."""
         return self.order.round, self.order.hop
+
+    def spend(self, spent: Spent, delta: float) -> float:
+        """Note a release with noise in the privacy account; returns ε of all releases at this δ.
+
+        In a simulation each run has an account of its own, without a limit.
+
+        Raises:
+            PolicyError: The policy does not allow this ε or δ.
+        """
+        policy = self.hospital.policy
+        folder = self.hospital.store.folder if policy else self.run.folder
+        account = Account(folder / "privacy.jsonl")
+        return account.spend(spent, delta, policy.privacy if policy else None)
 
     def answer(
         self,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import replacing
+from strategies.protocol.files import write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import MAY_CHANGE, require
@@ -99,8 +99,7 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
         )
     if now > newest:
         own_folder(path.parent)
-        with replacing(path) as draft:
-            draft.write_text(f"{label.round} {label.hop}", "utf-8")
+        write_whole(path, f"{label.round} {label.hop}")
 
 
 class ModelCount:

@@ -7,7 +7,6 @@ If the process is killed while it writes, the old or the new file is there, whol
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -75,20 +74,6 @@ def disk_used(folder: Path) -> int:
             with suppress(FileNotFoundError):  # a draft of another process
                 used += Path(inside, name).lstat().st_blocks * 512
     return used
-
-
-@contextmanager
-def own_draft(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, for this user only, that may replace it; removed at the end.
-
-    The name is random, so that nobody can make the file, or a link with its name, before.
-    """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=own_folder(path.parent))
-    os.close(handle)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 class DamagedError(OwnError, archive.ArchiveError):

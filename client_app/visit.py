@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from client_app.afterwards.home import keep_own, keep_visit
 from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
-from client_app.authority.privacy_account import Account, Spent
+from client_app.authority.privacy_account import Spent, require_delta
 from client_app.errors import DataError
 from client_app.parcels import keep_local, open_buffers, pack, unpack
 from client_app.release.details import Details
@@ -31,7 +31,7 @@ from learning.training import train
 from strategies.protocol.console import Pace
 from strategies.protocol.parcel import Manifest, bundle, drop_encoder, parcel_in
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import PUBLIC, TrainSettings, require, rng_for
+from strategies.protocol.settings import PUBLIC, TrainSettings, rng_for
 
 
 def train_here(message: Message, context: Context) -> Message:
@@ -236,13 +236,10 @@ def _private_steps(
     check_network(network)
     owners = hospital.data.train.patients
     plan, dp = Plan.make(owners, settings.batch_size), settings.dp
-    allowed = "below one over the number of patients (or images) that a hospital trains on"
-    require(dp.delta * len(np.unique(owners)) < 1, "train.dp.delta", dp.delta, allowed)
+    require_delta("train.dp.delta", dp.delta, owners)
     place = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
     spent = Spent(place, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
-    folder = hospital.store.folder if policy else request.run.folder
-    rules = policy.privacy if policy else None
-    total = Account(folder / "privacy.jsonl").spend(spent, dp.delta, rules)
+    total = request.spend(spent, dp.delta)
     place_of_noise = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
     secret = np.random.default_rng() if policy else place_of_noise  # of the system's entropy
     return PrivateSteps(plan, dp, secret), total

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
-from strategies.protocol.files import make_private, replacing
+from strategies.protocol.files import make_private, write_whole
 
 DIGITS = 16  # digits of a hash in the name of a folder
 
@@ -45,8 +45,7 @@ def approve(folder: Path, checkout: Path) -> str:
         for each in (draft, *draft.rglob("*/")):
             each.chmod(0o555)
         draft.rename(place)
-    with replacing(approved / "code") as file:
-        file.write_text(f"{code}\n")
+    write_whole(approved / "code", f"{code}\n")
     return code
 
 

@@ -7,7 +7,6 @@ certificates in PEM, and keys in the format of `ssh-keygen -t ecdsa -b 384`.
 
 import inspect
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
-from strategies.protocol.files import make_private
+from strategies.protocol.files import make_private, write_new
 from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # years for which a certificate is valid
@@ -204,5 +203,4 @@ def _must_be_new(*paths: Path) -> None:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Write a new file, which is created with its mode."""
     make_private(path.parent)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
+    write_new(path, content, mode)

@@ -26,11 +26,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.own_file import Address, Name, Text, read_own
+from deploy.own_file import Address, Name, read_own
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
-from strategies.protocol.declared import condition, declare, keys_of, pattern, read
-from strategies.protocol.files import parse_toml, read_json, read_text, replacing
+from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
+from strategies.protocol.files import parse_toml, read_json, read_text, write_whole
 
 INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital
 MOST = 2**16  # bytes of an invitation or an answer
@@ -105,9 +105,7 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
         **{"hospital": hospital, "server": address, "code": hash_of(APP), "ends": ends},
         **{"token": token, "pem": certificate.read_text()},
     }
-    with replacing(file) as draft:
-        draft.touch(mode=0o600)
-        draft.write_text(tomli_w.dumps(content, multiline_strings=True), encoding="utf-8")
+    write_whole(file, tomli_w.dumps(content, multiline_strings=True), private=True)
     _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
 
 
@@ -141,8 +139,7 @@ def write_answer(folder: Path, invitation: Invitation) -> Path:
     key = " ".join(public_key.read_text().split()[:2])
     mac = _mac(_secret(invitation.token), invitation.hospital, key)
     content = {"hospital": invitation.hospital, "key": key, "mac": mac}
-    with replacing(file) as draft:
-        draft.write_text(tomli_w.dumps(content), encoding="utf-8")
+    write_whole(file, tomli_w.dumps(content))
     return file
 
 
@@ -206,9 +203,8 @@ def _invitations(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
-    with replacing(folder / INVITATIONS) as draft:
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps({**_invitations(folder), hospital: facts}))
+    known = {**_invitations(folder), hospital: facts}
+    write_whole(folder / INVITATIONS, json.dumps(known), private=True)
 
 
 def _read(file: Path, table: type[TableT]) -> TableT:

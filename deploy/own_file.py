@@ -13,6 +13,7 @@ from deploy.errors import DeployError
 from deploy.transport import split_address
 from strategies.protocol.declared import (
     LARGEST,
+    Text,
     bounds,
     condition,
     declare,
@@ -21,8 +22,8 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
-from strategies.protocol.files import expand, make_private, parse_toml, read_by_hand, replacing
-from strategies.protocol.names import RESERVED, is_name
+from strategies.protocol.files import expand, make_private, parse_toml, read_by_hand, write_whole
+from strategies.protocol.names import names_hospital
 
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
 NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
@@ -30,11 +31,10 @@ Address = Annotated[
     str,
     condition(lambda text: _is_address(text), "host:port alone, such as fl.example.org:9092"),
 ]
-Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 Name = Annotated[
     str,
     condition(
-        lambda name: is_name(name) and name.lower() not in RESERVED,
+        names_hospital,
         "1 to 64 ASCII letters, digits, '.', '-' and '_', and start with a letter or a digit",
     ),
 ]
@@ -140,8 +140,7 @@ def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
         raise DeployError(f"{path} already exists: change it with an editor, or move it away.")
     make_private(folder)
     given = {key: value for key, value in values.items() if value is not None}
-    with replacing(path) as draft:
-        draft.write_text(tomli_w.dumps(given), encoding="utf-8")
+    write_whole(path, tomli_w.dumps(given))
     try:
         read_own(folder, file)
     except DeployError:

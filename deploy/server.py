@@ -18,7 +18,7 @@ from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import parse_toml, read_json, replacing
+from strategies.protocol.files import parse_toml, read_json, write_whole
 from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
@@ -133,8 +133,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"The key in {public_key} is already registered: each hospital needs a key of its own "
             "(`fedhandoff hospital key`)."
         ) from None
-    with replacing(folder / HOSPITALS) as draft:
-        draft.write_text(json.dumps({**names, str(answer["node-id"]): hospital}))
+    write_whole(folder / HOSPITALS, json.dumps({**names, str(answer["node-id"]): hospital}))
     print(f"{hospital} is registered and can start its SuperNode.")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from learning.models import Architecture
-from strategies.protocol.files import replacing
+from strategies.protocol.files import write_whole
 from strategies.protocol.text import amount, printable
 
 NOT_OWN = {
@@ -63,8 +63,7 @@ def write_card(model: Path, manifest: ModelManifest) -> Path:
         OSError: It cannot be written.
     """
     path = model.with_suffix(".md")
-    with replacing(path) as draft:
-        draft.write_text(model_card(manifest), encoding="utf-8")
+    write_whole(path, model_card(manifest))
     return path
 
 

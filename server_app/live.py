@@ -10,7 +10,7 @@ from pathlib import Path
 from time import localtime, monotonic, strftime, thread_time
 
 from pages.page import render
-from strategies.protocol.files import FileError, read_text, replacing
+from strategies.protocol.files import FileError, read_text, write_whole
 
 NAME = "report.html"
 TIME = "%Y-%m-%d %H:%M:%S"
@@ -76,5 +76,4 @@ def mark_ended(folder: Path) -> None:
 def _write(path: Path, report: str, state: str) -> None:
     before, begin, rest = report.partition(BEGIN)
     _, end, after = rest.partition(END)
-    with replacing(path) as draft:
-        draft.write_text(before + begin + state + end + after, encoding="utf-8")
+    write_whole(path, before + begin + state + end + after)

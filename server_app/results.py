@@ -61,7 +61,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
-from strategies.protocol.files import FileError, expand, replacing
+from strategies.protocol.files import FileError, expand, replacing, write_whole
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import amount, inert
@@ -284,8 +284,7 @@ class Results:
         if present == self._noted or (now - self._noted_at < NOTE_PAUSE and not late):
             return
         self._noted, self._noted_at = present, now
-        with replacing(self.path / UNDER_WAY) as draft:
-            draft.write_bytes(to_json(UnderWay(len(self._rounds), self._waits())))
+        write_whole(self.path / UNDER_WAY, to_json(UnderWay(len(self._rounds), self._waits())))
 
     def _waits(self) -> list[Awaited]:
         """The awaited answers, in the time of `time.time`."""
@@ -377,10 +376,9 @@ class Results:
         if baseline:
             summary = judge_with_baseline(summary, baseline)
         self._config = describe(summary.data, self._settings.dataset) + self._config
-        with replacing(self.path / "config.toml") as draft:
-            draft.write_text(self._config, encoding="utf-8")
-        with replacing(self.path / SUMMARY) as draft:
-            draft.write_bytes(to_json(summary, indent=2, inf_nan_mode="null") + b"\n")
+        write_whole(self.path / "config.toml", self._config)
+        content = to_json(summary, indent=2, inf_nan_mode="null") + b"\n"
+        write_whole(self.path / SUMMARY, content)
         (self.path / UNDER_WAY).unlink(missing_ok=True)
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
@@ -391,8 +389,7 @@ class Results:
                 with replacing(path) as draft:
                     shutil.copyfile(state.shelf.path(model.parcel), draft)
         page = render(self.path.name, summary, events, self._config, pictures(state))
-        with replacing(self.path / live.NAME) as draft:
-            draft.write_text(page, encoding="utf-8")
+        write_whole(self.path / live.NAME, page)
         self._feed.end(summary, self.path)
         return summary
 

@@ -14,6 +14,7 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
+from server_app.measures import visits
 from strategies.engine.events import Event
 
 
@@ -27,18 +28,18 @@ def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
         lineage, its `mean` over all its visits and all hospitals, and under `at` its value for each
         hospital at the end of the run, NaN if the model was never there.
     """
-    visits = [event for event in events if event.verb.startswith("train")]
-    good = [event for event in visits if event.outcome == "ok"]
+    trained = visits(events)
+    good = [event for event in trained if event.outcome == "ok"]
     ends: dict[int, float] = {}
-    for event in visits:
+    for event in trained:
         ends[event.round] = max(event.time, ends.get(event.round, 0.0))
-    hospitals = sorted({event.hospital for event in visits})
+    hospitals = sorted({event.hospital for event in trained})
     paths: dict[str, list[str]] = {}
     for event in good:
         paths.setdefault(event.lineage, []).append(event.hospital)
     return {
         "time": [ends.get(each, nan) for each in rounds],
-        "busy": _busy(visits, hospitals),
+        "busy": _busy(trained, hospitals),
         "staleness": {name: _staleness(paths[name], hospitals) for name in sorted(paths)},
     }
 

@@ -14,12 +14,12 @@ from client_app.release import disclosure
 
 def test_that_replaces_a_name(monkeypatch):
     monkeypatch.setattr(disclosure, "secret_of", None)
-    import client_app.release.dossier.contents
+    import client_app.afterwards.past_hospital
 """
 LATER = """
 def test_that_comes_later():
     from client_app.release import disclosure
-    from client_app.release.dossier.contents import secret_of
+    from client_app.afterwards.past_hospital import secret_of
 
     assert secret_of is disclosure.secret_of is not None
 """

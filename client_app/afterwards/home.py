@@ -26,6 +26,7 @@ from client_app.authority.limits import check_disk
 from client_app.authority.policy import PolicyError
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices, large_class_rows
+from client_app.errors import line_of
 from client_app.hospital import Hospital
 from client_app.release.disclosure import Disclosure
 from client_app.request import Inquiry
@@ -35,7 +36,7 @@ from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
 from learning.model_card import write_card
 from learning.models.whole import whole_network
-from strategies.protocol.files import FileError, expand, read_json, replacing
+from strategies.protocol.files import FileError, expand, read_json, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -119,18 +120,16 @@ def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) ->
     """
     stacked = torch.stack([each.cpu() for each in scores.values()])  # [M, N, K] of M models
     weights = dict(zip(scores, mixture_weights(stacked, labels.cpu()).tolist(), strict=True))
-    with replacing(folder / MIXTURE) as draft:
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps(weights))
+    write_whole(folder / MIXTURE, json.dumps(weights), private=True)
     return weights
 
 
 def keep_ensemble(request: Inquiry, figures: Mapping[str, float]) -> None:
     """Write the test figures of the models' mean."""
     if _keeps_final(request):
-        with _suppress_failure(request), replacing(_folder(request) / "ensemble.json") as draft:
-            draft.touch(mode=0o600)
-            draft.write_text(json.dumps({request.hospital.name: figures}), encoding="utf-8")
+        content = json.dumps({request.hospital.name: figures})
+        with _suppress_failure(request):
+            write_whole(_folder(request) / "ensemble.json", content, private=True)
 
 
 def _keeps_final(request: Inquiry) -> bool:
@@ -293,8 +292,7 @@ def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelMan
     """Write a model, whole, if the policy's `machine.max-disk-gb` leaves room for it."""
     network = whole_network(network, hospital.architecture, hospital.settings)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
-    machine = hospital.policy.machine if hospital.policy else None
-    check_disk(machine, hospital.store.folder.parent, size)
+    check_disk(hospital.machine, hospital.store.folder.parent, size)
     save_model(path, network, manifest)
 
 
@@ -308,5 +306,5 @@ def _suppress_failure(request: Inquiry) -> Iterator[None]:
         logging.getLogger("flwr").warning(
             "A model is not kept (%s). Remove models that are no longer needed from the store's "
             "'models', or open the server's parcels later (fedhandoff open).",
-            error.explain() if isinstance(error, PolicyError) else error,
+            line_of(error),
         )

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from audit.search import Search
 from client_app.afterwards.alone import settings_of
-from client_app.afterwards.past_run import OwnBuffer, PastRun
+from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.worth_here import assess
 from client_app.hospital import Hospital
+from client_app.release.buffer.job import Release
 from client_app.release.details import Details
 from learning.cpu import prepare_cpu
 from learning.learners.plain import Learner, Received
@@ -57,7 +58,7 @@ class Examination:
     pairs: list[Pair]  # nearest pairs, the nearest first
 
 
-def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examination:
+def examine(past: PastRun, buffer: Release, hospital: Hospital, details: Details) -> Examination:
     """Train on the synthetic images of a past run alone, and find their nearest training images.
 
     Raises:

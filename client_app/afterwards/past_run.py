@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
 
@@ -30,11 +30,13 @@ from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
-from learning.samples import Samples
 from strategies.protocol.files import FileError, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
-from strategies.protocol.shapes import ShapeError, from_json
+from strategies.protocol.shapes import ShapeError, ShapeT, from_json
+
+if TYPE_CHECKING:
+    from client_app.release.buffer.job import Release
 
 
 class _Success(TypedDict, total=False):
@@ -69,14 +71,6 @@ class _SentSums(TypedDict):
     difference: NotRequired[_Contrast]
     span: NotRequired[_Contrast]
     likelihood: NotRequired[_Contrast]
-
-
-class OwnBuffer(NamedTuple):
-    """The hospital's synthetic images, their exact figures, and the results of attacks on them."""
-
-    samples: Samples
-    figures: Mapping[str, float]
-    attacks: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -275,7 +269,7 @@ class PastRun:
         return {}
 
     @cached_property
-    def buffer(self) -> OwnBuffer | None:
+    def buffer(self) -> "Release | None":
         """The synthetic images that left; None if they are not found.
 
         A set in the hospital's folder is identified by its fingerprint in the dossier. The hash of
@@ -285,17 +279,17 @@ class PastRun:
         content = file.read_bytes() if file.is_file() else b""
         if hashlib.sha256(content).hexdigest() != self.card.get("dossier"):
             return None
+        from client_app.release.buffer.job import Release  # imports torchvision, and takes seconds
+
         left, store = json.loads(content)["fingerprints"]["buffer"], Store(self.folder)
         for path in sorted(self.folder.glob("gan/*/*.npz")):
             try:
                 kept = store.load(str(path.relative_to(self.folder).with_suffix("")))
-                images, labels = kept["images"], kept["labels"]
-                if hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == left:
-                    samples = Samples(torch.from_numpy(images), torch.from_numpy(labels))
-                    figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
-                    return OwnBuffer(samples, dict(figures), json.loads(str(kept["attacked"])))
+                release = Release.from_arrays(kept, torch.device("cpu"))
             except (OSError, ValueError, KeyError):
-                continue  # a picture of training, or a damaged file
+                continue  # a statistic of the sampler, or a damaged file
+            if release.fingerprint == left:
+                return release
         return None
 
     @property
@@ -306,21 +300,20 @@ class PastRun:
 
     def attacks(self) -> list[_Attack]:
         """Results of attacks on the models that trained here, from the newest visit of each."""
-        newest: dict[str, _Attack] = {}
-        with suppress(OSError, FileError):
-            for line in read_text(self.folder / "runs" / self.run / FILE).splitlines():
-                with suppress(ShapeError):  # half a line, after a crash
-                    found = from_json(line, _Attack)
-                    newest[found["lineage"]] = found
-        return [*newest.values()]
+        attacks = self._read_lines(FILE, _Attack)
+        return [*{each["lineage"]: each for each in attacks}.values()]
 
     def sent_sums(self) -> list[_SentSums]:
         """The sums of features of each task that left, with the attacks on them."""
-        found: list[_SentSums] = []
+        return self._read_lines(SUMS, _SentSums)
+
+    def _read_lines(self, file: str, shape: type[ShapeT]) -> list[ShapeT]:
+        """The lines of a file in the memory of the run; none if it cannot be read."""
+        found = []
         with suppress(OSError, FileError):
-            for line in read_text(self.folder / "runs" / self.run / SUMS).splitlines():
+            for line in read_text(self.folder / "runs" / self.run / file).splitlines():
                 with suppress(ShapeError):  # half a line, after a crash
-                    found.append(from_json(line, _SentSums))
+                    found.append(from_json(line, shape))
         return found
 
     @property

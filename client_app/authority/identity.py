@@ -17,11 +17,10 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from filelock import FileLock
 
 from client_app.authority.node_config import OwnError
-from client_app.store import Store, own_draft
-from strategies.protocol.files import replacing
+from client_app.store import Store, own_folder
+from strategies.protocol.files import write_new
 from strategies.protocol.keys import read_key
 
 
@@ -72,11 +71,7 @@ class Identity:
         """
         if not os.path.lexists(path):
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
-            with own_draft(path) as draft:
-                draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
-                # The link fails if another process was faster. Then that process's keys hold.
-                with suppress(FileExistsError):
-                    os.link(draft, path)
+            _make_once(path, b"".join(key.private_bytes_raw() for key in keys))
         try:
             raw, status = path.read_bytes(), path.stat()
         except OSError as error:
@@ -109,12 +104,7 @@ def secret_of(store: Store) -> bytes:
     """
     path = store.folder / "figures-secret"
     if not os.path.lexists(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(".figures-secret.lock")):
-            if not os.path.lexists(path):  # another process may have made it meanwhile
-                with replacing(path) as draft:
-                    draft.touch(mode=0o600)
-                    draft.write_bytes(secrets.token_bytes(32))
+        _make_once(path, secrets.token_bytes(32))
     try:
         secret = path.read_bytes()
     except OSError as error:
@@ -135,3 +125,15 @@ def known_secret(store: Store) -> bytes:
         OwnError: The file was damaged.
     """
     return secret_of(store) if (store.folder / "figures-secret").exists() else b""
+
+
+def _make_once(path: Path, content: bytes) -> None:
+    """Make a file for this user alone; of two processes one makes it, and its content holds."""
+    own_folder(path.parent)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        write_new(draft, content)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)

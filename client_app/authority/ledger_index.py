@@ -25,6 +25,7 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import MachineRules, PolicyError
 from client_app.run import DAY, REMEMBERED
 from client_app.store import GB, Store, disk_used, own_folder
+from strategies.protocol.files import open_private
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS said (digest TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -195,9 +196,9 @@ def open_index(path: Path) -> Iterator[Index]:
         sqlite3.Error: The index is damaged.
     """
     own_folder(path.parent)
-    with open(path, "ab+", buffering=0, opener=_open_private) as file:
+    with open(path, "ab+", buffering=0, opener=open_private) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        open(index_of(path), "ab", opener=_open_private).close()  # SQLite would let others read it
+        open(index_of(path), "ab", opener=open_private).close()  # SQLite would let others read it
         with closing(sqlite3.connect(index_of(path), isolation_level=None)) as rows, rows:
             try:
                 rows.executescript(TABLES)
@@ -205,7 +206,3 @@ def open_index(path: Path) -> Iterator[Index]:
                 raise sqlite3.DatabaseError(str(error)) from error
             rows.execute("BEGIN IMMEDIATE")
             yield Index(path, file, rows)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, mode=0o600)

@@ -20,8 +20,8 @@ import numpy as np
 
 from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
-from client_app.store import Store, own_draft
-from strategies.protocol.files import expand, parse_toml, read_by_hand
+from client_app.store import Store, own_folder
+from strategies.protocol.files import expand, parse_toml, read_by_hand, write_whole
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
@@ -191,6 +191,5 @@ def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
         name: str(each) for name, each in members.items()
     }:
         raise SettingsError("The hospital's file of members must be changed by hand.")
-    with own_draft(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+    own_folder(path.parent)
+    write_whole(path, text, private=True)

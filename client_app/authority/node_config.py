@@ -11,6 +11,7 @@ from flwr.app import Context
 
 from strategies.protocol.declared import (
     Count,
+    Text,
     condition,
     declare,
     keys_of,
@@ -49,7 +50,6 @@ class OwnError(SettingsError):
         return f"The hospital's {self.what} cannot be used: {self.why}"
 
 
-_Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 _Kept = Annotated[
     str, condition(lambda kept: kept in ("final", "visits", "none"), "one of final, visits, none")
 ]
@@ -59,15 +59,15 @@ _Kept = Annotated[
 class NodeConfig:
     """The keys of a node-config, beside the settings of a run that a hospital may set itself."""
 
-    site: _Text = ""
-    dataset: _Text = ""
-    data_dir: _Text = ""
-    store_dir: _Text = ""
-    members: _Text = ""
-    identity: _Text = ""
-    policy: _Text = ""
+    site: Text = ""
+    dataset: Text = ""
+    data_dir: Text = ""
+    store_dir: Text = ""
+    members: Text = ""
+    identity: Text = ""
+    policy: Text = ""
     keep: _Kept = ""  # the models that the hospital keeps (client_app.afterwards.home)
-    model: _Text = ""
+    model: Text = ""
     resident: bool = False  # whether a process stays between messages (warm/resident.py)
     partition_id: Count = 0
     num_partitions: Count = 0

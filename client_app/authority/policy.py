@@ -5,7 +5,6 @@ policy.toml beside this file. A simulation has one owner and no policy.
 """
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ from strategies.protocol.declared import (
     read,
 )
 from strategies.protocol.embeddings import PARTS
-from strategies.protocol.files import parse_toml, read_by_hand
+from strategies.protocol.files import parse_toml, read_by_hand, write_new
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
 from strategies.protocol.sums import SumsSettings
@@ -427,8 +426,7 @@ def explain(rulings: Sequence[Ruling]) -> str:
 def write_policy(path: Path) -> None:
     """Write the default policy, with its comments, to a new file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(DEFAULTS.read_bytes())
+    write_new(path, DEFAULTS.read_bytes())
 
 
 def uphold(ruling: Ruling) -> None:

@@ -14,13 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from filelock import FileLock
+from numpy.typing import NDArray
 
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import PrivacyRules
 from client_app.store import own_folder
-from strategies.protocol.files import read_text
+from strategies.protocol.files import open_private, read_text
+from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
 
@@ -61,7 +65,7 @@ class Account:
                 rules.uphold("max-delta", delta)
                 # The bound of dp-accounting exceeds the exact value in the last digits.
                 rules.uphold("max-epsilon", round(total, 3))
-            with open(self.path, "a", encoding="utf-8", opener=_open_private) as file:
+            with open(self.path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write("\n" + json.dumps(asdict(spent)))  # the last line may be incomplete
                 file.flush()
                 os.fsync(file.fileno())
@@ -80,6 +84,16 @@ class Account:
             return [from_json(line, Spent) for line in lines if line.endswith("}")]
         except (OSError, ValueError) as error:
             raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error
+
+
+def require_delta(name: str, delta: float, patients: NDArray[Any]) -> None:
+    """Refuse a setting δ that is too large for the patients of the images.
+
+    Raises:
+        SettingsError: It is not below one over their number.
+    """
+    allowed = "below one over the number of patients (or images) that a hospital trains on"
+    require(delta * len(np.unique(patients)) < 1, name, delta, allowed)
 
 
 def noise_for(epsilon: float, delta: float) -> float:
@@ -114,7 +128,3 @@ def epsilon(releases: Sequence[Spent], delta: float) -> float:
     if whole:
         accountant.compose(dp_accounting.GaussianDpEvent(whole**-0.5))
     return float(accountant.get_epsilon(delta))
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, mode=0o600)

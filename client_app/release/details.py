@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.authority.policy import PolicyError
+from client_app.errors import line_of
 from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised, fingerprint
 from client_app.release.noise import COARSEST, SEPARATION
@@ -158,8 +159,7 @@ class Details:
             disclosure.admit(outputs.model)
             figures = disclosure.test_figures(outputs.model, outputs.test)
         except (PolicyError, DivergedError) as error:
-            reason = error.explain() if isinstance(error, PolicyError) else error
-            log_once(f"No figure of the hospital's own model leaves. {reason}")
+            log_once(f"No figure of the hospital's own model leaves. {line_of(error)}")
             return {}
         self._alone = self._judge(outputs, figures)
         return self._alone.figures if self._alone else figures

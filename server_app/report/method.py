@@ -7,7 +7,7 @@ from typing import Any
 from pages import plots
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line, Span
-from server_app.measures import LAST_ROUNDS, visit_ends
+from server_app.measures import LAST_ROUNDS, visit_ends, visits
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
@@ -147,11 +147,10 @@ def routes(
     hospitals = {*summary.hospitals, *(event.hospital for event in events if event.hospital)}
     number = {hospital: k for k, hospital in enumerate(sorted(hospitals), 1)}
     visited: dict[str, dict[tuple[int, int], list[Event]]] = {}
-    for event in events:
-        if event.verb.partition(".")[0] == "train":
-            stops = visited.setdefault(event.lineage, {})
-            round_ = 0 if queues else event.round
-            stops.setdefault((round_, event.hop), []).append(event)
+    for event in visits(events):
+        stops = visited.setdefault(event.lineage, {})
+        round_ = 0 if queues else event.round
+        stops.setdefault((round_, event.hop), []).append(event)
     if not visited:
         return None
     all_stops = [stop for stops in visited.values() for stop in stops.values()]

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from pages import plots
+from server_app.measures import visits
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
@@ -123,9 +124,8 @@ def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
 
 def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
     hops: dict[tuple[int, int], list[Event]] = {}
-    for event in events:
-        if event.verb.partition(".")[0] == "train":
-            hops.setdefault((event.round, event.hop), []).append(event)
+    for event in visits(events):
+        hops.setdefault((event.round, event.hop), []).append(event)
     for (now, hop), own in sorted(hops.items()):
         sent, received = (
             sum(getattr(e, f"bytes_{way}") for e in own) for way in ("sent", "received")

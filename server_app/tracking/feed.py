@@ -16,7 +16,7 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Round, mean
+from server_app.measures import METRICS, Round, mean, visits
 from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
@@ -164,8 +164,8 @@ def _hospital_figures(events: Sequence[Event]) -> Iterator[tuple[str, float]]:
         for figure, tested in (("federation", tests.values()), ("personalized", held)):
             name = f"{figure}_{metric.replace('-', '_')}"
             yield name, mean(each[metric] for each in tested if metric in each)
-    visits = [event.metrics for event in events if event.verb.startswith("train")]
-    yield "train_loss", mean(each["train-loss"] for each in visits if "train-loss" in each)
+    losses = [event.metrics.get("train-loss") for event in visits(events)]
+    yield "train_loss", mean(loss for loss in losses if loss is not None)
     yield "seconds", sum(event.seconds for event in events)
     yield "megabytes", sum(event.bytes_sent + event.bytes_received for event in events) / 1e6
     yield "failures", sum(event.outcome != "ok" for event in events)

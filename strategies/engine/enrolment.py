@@ -5,9 +5,10 @@ It takes place at the beginning of every round, for new and returning hospitals.
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
+from typing import TypeVar
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
@@ -31,6 +32,7 @@ from strategies.protocol.text import amount
 PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
 
 Failed = list[Delivery[Order]]
+ValueT = TypeVar("ValueT")
 
 
 def enrol(run: Run, later: Collection[str] = ()) -> Failed:
@@ -181,8 +183,10 @@ def _judge(
     came = {each.letter.node: _card(each) for each in answers if each.failure is None}
     refused = _impostors(run, came, registered)
     known = {str(card["hospital"]): card for node, card in came.items() if node not in refused}
-    state.shape = state.shape or _common_shape(known)
-    state.frozen = state.frozen or _common_weights(known)
+    shapes = {name: shape for name, card in known.items() if (shape := _shape(card))}
+    hashes = {name: _frozen(card) for name, card in known.items()}
+    state.shape = state.shape or _most_frequent(shapes, _shapes_differ) or []
+    state.frozen = state.frozen or _most_frequent(hashes, _weights_differ) or ""
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
     for delivery in answers:
@@ -318,35 +322,23 @@ def _classes(card: ConfigRecord) -> list[str]:
     return list(map(str, classes)) if isinstance(classes, list) else []
 
 
-def _common_shape(cards: Mapping[str, ConfigRecord]) -> list[int]:
-    """The most frequent shape of images; hospitals with another one cannot take part.
+def _most_frequent(
+    known: Mapping[str, ValueT], differ: Callable[[dict[str, ValueT]], str]
+) -> ValueT | None:
+    """The most frequent value of hospitals, None without any; others cannot take part.
 
     Raises:
-        RunError: Two shapes are equally frequent.
+        RunError: Two values are equally frequent; `differ` gives the text.
     """
-    shapes = {name: shape for name, card in cards.items() if (shape := _shape(card))}
-    counts = Counter(map(tuple, shapes.values())).most_common(2)
+    counts = Counter(map(str, known.values())).most_common(2)
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        raise RunError(_shapes_differ(dict(sorted(shapes.items()))))
-    return list(counts[0][0]) if counts else []
+        raise RunError(differ(dict(sorted(known.items()))))
+    return next((value for value in known.values() if str(value) == counts[0][0]), None)
 
 
 def _shape(card: ConfigRecord) -> list[int]:
     shape = card.get("shape")
     return [each for each in shape if isinstance(each, int)] if isinstance(shape, list) else []
-
-
-def _common_weights(cards: Mapping[str, ConfigRecord]) -> str:
-    """The most frequent hash of frozen weights; hospitals with others cannot take part.
-
-    Raises:
-        RunError: Two hashes are equally frequent.
-    """
-    hashes = {name: _frozen(card) for name, card in cards.items()}
-    counts = Counter(hashes.values()).most_common(2)
-    if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        raise RunError(_weights_differ(dict(sorted(hashes.items()))))
-    return counts[0][0] if counts else ""
 
 
 def _frozen(card: ConfigRecord) -> str:

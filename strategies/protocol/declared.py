@@ -73,6 +73,7 @@ def bounds(least: float, most: float) -> Any:
     return Field(ge=least, le=most)
 
 
+Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 Count = Annotated[int, bounds(0, MOST)]
 OneOrMore = Annotated[int, bounds(1, MOST)]
 TwoOrMore = Annotated[int, bounds(2, MOST)]

@@ -48,6 +48,29 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Replace a file, as `replacing` does; only this user can read a `private` one."""
+    with replacing(path) as draft:
+        if private:
+            draft.touch(mode=0o600)
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file, which is created with its mode.
+
+    Raises:
+        FileExistsError: There is such a file.
+    """
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        file.write(content)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Open a file for `open`, for this user alone if it is new."""
+    return os.open(path, flags, mode=0o600)
+
+
 def make_private(folder: Path) -> None:
     """Make a folder for keys, and its missing parents, for this user alone.
 

@@ -16,13 +16,18 @@ def is_name(text: str) -> bool:
     return NAME.fullmatch(text) is not None
 
 
+def names_hospital(text: str) -> bool:
+    """Whether a text can name a hospital."""
+    return is_name(text) and text.lower() not in RESERVED
+
+
 def check_name(name: str) -> str:
     """The name, if a hospital may have it.
 
     Raises:
         ValueError: It may not; the text has the rule.
     """
-    if not is_name(name) or name.lower() in RESERVED:
+    if not names_hospital(name):
         raise ValueError(
             f"A hospital cannot be called {name[:80]!r}: a name is 1 to 64 ASCII letters, digits, "
             f"'.', '-' and '_', starts with a letter or a digit, and is none of "
@@ -41,8 +46,8 @@ def names_of_folders(places: Sequence[str]) -> list[str]:
     paths = [PurePath(place.strip().removesuffix("/manifest.csv")) for place in places]
     for depth in range(1, max(len(path.parts) for path in paths)):
         ends = [_plain_name("-".join([*path.parts[-depth:-1], path.stem])) for path in paths]
-        usable = all(is_name(end) and end.lower() not in RESERVED for end in ends)
-        if usable and len({end.lower() for end in ends}) == len(ends):  # they name folders, too
+        different = len({end.lower() for end in ends}) == len(ends)  # they name folders, too
+        if different and all(map(names_hospital, ends)):
             return ends
     return [number_as_name(index, len(places)) for index in range(len(places))]
 

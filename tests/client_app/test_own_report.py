@@ -18,7 +18,7 @@ from cli import main
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
 from client_app.afterwards.past_hospital import reopen_hospital
-from client_app.afterwards.past_run import OwnBuffer, PastRun
+from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import advice
 from client_app.afterwards.worth_here import exact_assessments, open_details, own_lineages
@@ -26,6 +26,7 @@ from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.datasets import open_data
+from client_app.release.buffer.job import Release
 from client_app.store import Store
 from deploy.own_file import write_own
 from learning.evaluation import probabilities
@@ -452,7 +453,7 @@ def test_synthetic_images_are_tried_and_shown_beside_the_nearest_real_ones(place
     train, rng = hospital.data.train, torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (16, *train.shape), generator=rng, dtype=torch.uint8)
     images[5] = train.images[3]
-    buffer = OwnBuffer(Samples(images, torch.arange(16) % 2), {}, {})
+    buffer = Release(Samples(images, torch.arange(16) % 2), {})
     looked = examine(past, buffer, hospital, details)
     assert looked.worth is not None
     assert 0 <= looked.worth["balanced_accuracy"]["value"] <= 1

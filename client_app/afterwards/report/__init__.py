@@ -23,7 +23,7 @@ from client_app.errors import DataError
 from pages.figures import Assessment
 from pages.page import render
 from pages.verdicts.home import judge_home
-from strategies.protocol.files import replacing
+from strategies.protocol.files import write_whole
 
 
 def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | None) -> str:
@@ -53,9 +53,7 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
         except DataError as error:
             inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)
-    with replacing(to) as draft:
-        draft.touch(mode=0o600)
-        draft.write_text(page(past, rows, inexact, file, examined), encoding="utf-8")
+    write_whole(to, page(past, rows, inexact, file, examined), private=True)
     return inexact
 
 

@@ -17,7 +17,7 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     """Return the values for the page."""
     exact = past.buffer
     figures = exact.figures if exact else past.buffer_figures
-    attacks = exact.attacks if exact else None
+    attacks = exact.attacked if exact else None
     settings = unflatten_dict({**defaults(), **past.settings})
     return {
         "noun": noun_of(settings),

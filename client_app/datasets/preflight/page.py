@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
 from client_app.datasets.preflight.card import Card
-from client_app.store import own_draft
+from client_app.store import own_folder
 from pages.page import Marked, render
 from pages.pictures import SHOWN, Strip, strip
+from strategies.protocol.files import write_whole
 from strategies.protocol.names import join_names
 from strategies.protocol.text import amount
 
@@ -34,10 +35,9 @@ ADVICE = {
 def write_pages(folder: Path, card: Card, survey: Survey | None) -> Path:
     """Write card.json, and card.html with images from the survey; returns the path of card.html."""
     content = json.dumps({"verdict": card.verdict, **asdict(card)}, indent=1)
+    own_folder(folder)
     for file, text_ in {"card.json": content, "card.html": page(card, survey)}.items():
-        with own_draft(folder / file) as draft:
-            draft.write_text(text_, encoding="utf-8")
-            draft.replace(folder / file)
+        write_whole(folder / file, text_, private=True)
     return folder / "card.html"
 
 

@@ -8,9 +8,9 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_app.authority.node_config import simulate
 from client_app.authority.permission import admit, hash_weights, judge
-from client_app.authority.policy import Policy, PolicyError
+from client_app.authority.policy import Policy
 from client_app.datasets.findings import Finding
-from client_app.errors import LEAVES
+from client_app.errors import LEAVES, line_of
 from client_app.hospital import Hospital, open_hospital
 from strategies.protocol.may_leave import check_answer
 from strategies.protocol.order import Order
@@ -46,8 +46,7 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
             hospital = hospital.select_task(0)
         hospital.first_model()
     except tuple(LEAVES) as error:
-        refusal = error.explain() if isinstance(error, PolicyError) else str(error)
-        yield Finding("refused", refusal, ADVICE)
+        yield Finding("refused", line_of(error), ADVICE)
         return
     if settings.pretrained:
         yield Finding(

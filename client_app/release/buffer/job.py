@@ -1,5 +1,6 @@
 """The input (`Job`) and the result (`Release`) of making a buffer."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,13 @@ class Release:
     # Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if there was no
     # attack
     attacked: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the images and labels."""
+        digest = hashlib.sha256(self.samples.images.cpu().numpy().tobytes())
+        digest.update(self.samples.labels.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The release as arrays for the hospital's store."""

@@ -8,16 +8,15 @@ which has one owner, the noise follows from the seed. In a deployment, anybody w
 could subtract such noise.
 """
 
-import numpy as np
 from torch import Tensor
 
-from client_app.authority.privacy_account import Account, Spent, noise_for
+from client_app.authority.privacy_account import Account, Spent, noise_for, require_delta
 from client_app.release.buffer.job import Job
 from client_app.store import Store
 from gan.moment_generator import MomentGenerator
 from gan.noised_features import NoisedClasses, NoisedSums, release_features
 from gan.noised_moments import Moments, Normal, release, secure_normal
-from strategies.protocol.settings import require, rng_for
+from strategies.protocol.settings import rng_for
 
 
 class MeanEmbeddingSampler:
@@ -60,9 +59,7 @@ class MeanEmbeddingSampler:
 def _release(job: Job) -> Moments | NoisedSums:
     hospital, gan = job.hospital, job.hospital.settings.gan
     data = hospital.data
-    units = len(np.unique(data.train.patients))
-    allowed = "below one over the number of patients (or images) that a hospital trains on"
-    require(gan.delta * units < 1, "gan.delta", gan.delta, allowed)
+    require_delta("gan.delta", gan.delta, data.train.patients)
     noise = noise_for(gan.epsilon, gan.delta)
     normal: Normal = rng_for(hospital.settings.seed, "dp", hospital=hospital.name).standard_normal
     if policy := hospital.policy:

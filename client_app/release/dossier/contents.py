@@ -1,6 +1,5 @@
 """The contents of a dossier, in the form of JSON."""
 
-import hashlib
 import hmac
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from client_app.authority.identity import secret_of
 from client_app.datasets.facts import hashes
 from client_app.release.buffer.job import Release
 from client_app.request import Request
@@ -31,7 +29,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         if (samples.labels == k).any()
     }
     settings, policy = hospital.settings, hospital.policy
-    secret = secret_of(hospital.store) if policy else b""
+    secret = hospital.secret
     return {
         "format": FORMAT,
         "hospital": hospital.name,
@@ -68,7 +66,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "fingerprints": {
             "code": code_hash(),
             **{f"{part}-images": each for part, each in hashes(hospital.data, secret).items()},
-            "buffer": _fingerprint(release),
+            "buffer": release.fingerprint,
         },
     }
 
@@ -79,14 +77,6 @@ def _pictures(release: Release, classes: Sequence[str]) -> Mapping[str, bytes]:
         each.cpu().numpy() for each in (release.samples.images, release.samples.labels)
     )
     return pngs_by_class(images, labels, classes) if images.dtype == np.uint8 else {}
-
-
-def _fingerprint(release: Release) -> str:
-    """SHA-256 of the images and labels of the buffer."""
-    digest = hashlib.sha256()
-    for tensor in (release.samples.images, release.samples.labels):
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _dash(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from client_app.authority.identity import Identity, Member
 from client_app.release.dossier.page import page
-from client_app.store import own_draft
-from strategies.protocol.files import FileError, open_checked, read_text
+from client_app.store import own_folder
+from strategies.protocol.files import FileError, open_checked, read_text, write_whole
 from strategies.protocol.settings import SettingsError
 
 LONGEST = 2**22  # bytes of a dossier
@@ -33,10 +33,9 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
         files["dossier.sig"] = identity.signing.sign(text)
     signer = str(identity.member) if identity else ""
     files["dossier.html"] = page(json.loads(text), digest, signer).encode()
+    own_folder(folder)
     for name, content in files.items():
-        with own_draft(folder / name) as draft:
-            draft.write_bytes(content)
-            draft.replace(folder / name)
+        write_whole(folder / name, content, private=True)
     return digest
 
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from audit.membership import exceeds
 from audit.sums import Features, Moments, audit_sums
-from client_app.authority.privacy_account import Account, Spent, noise_for
+from client_app.authority.privacy_account import Spent, noise_for, require_delta
 from client_app.datasets import LocalData
 from client_app.request import Request
 from learning.learners.sums import Sums as Learner
 from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
-from strategies.protocol.settings import require, rng_for
+from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
 
 FILE = "sums.jsonl"  # the sums that left, and the attacks on them, in the run's folder
@@ -141,14 +141,11 @@ class OwnSums:
 
     def _spend(self) -> tuple[float, float]:
         """Note the noised sums in the privacy account: their noise, and ε of all releases."""
-        epsilon, delta, policy = self.settings.epsilon, self.settings.delta, self.hospital.policy
-        allowed = "below one over the number of patients (or images) that a hospital trains on"
-        require(delta * (self.images.patients.max() + 1) < 1, "sums.delta", delta, allowed)
+        epsilon, delta = self.settings.epsilon, self.settings.delta
+        require_delta("sums.delta", delta, self.images.patients)
         order, multiplier = self.request.order, noise_for(epsilon, delta)
-        folder = self.hospital.store.folder if policy else self.run.folder
         spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
-        account = Account(folder / "privacy.jsonl")
-        return multiplier, account.spend(spent, delta, policy.privacy if policy else None)
+        return multiplier, self.request.spend(spent, delta)
 
     def _entropy(self) -> np.random.Generator:
         if self.hospital.policy:
