@@ -38,10 +38,7 @@ from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
 
 HOSPITALS, CLASSES = 5, 5
-TRAIN_IMAGES, TEST_IMAGES = (
-    400,
-    200,
-)  # images at a hospital: for training on the axis `classes`, for tests
+TRAIN_IMAGES, TEST_IMAGES = 400, 200  # at a hospital: on the axis `classes`, for tests
 STEPS = {"classes": (1, 2, 3, 5), "images": (25, 50, 100, 400), "devices": (0, 33, 67, 100)}
 FIGURES = ("federation_balanced_accuracy", "personalized_balanced_accuracy")
 SIDE = 32  # pixels of photographs

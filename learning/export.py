@@ -231,16 +231,6 @@ def _open(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
         ) from error
 
 
-class _Probabilities(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)
-        return logits.softmax(dim=1)
-
-
 def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
     """Write a model as ONNX: `images` uint8 [n, C, H, W] -> `probabilities` float32 [n, K].
 
@@ -255,11 +245,11 @@ def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
     shape = manifest.network
     images = torch.zeros(2, *shape.image_shape, dtype=torch.uint8)
     program = torch.onnx.export(
-        _Probabilities(network).eval(),
+        nn.Sequential(network, nn.Softmax(dim=1)).eval(),
         (images,),
         input_names=["images"],
         output_names=["probabilities"],
-        dynamic_shapes={"images": {0: torch.export.Dim("n")}},
+        dynamic_shapes=({0: torch.export.Dim("n")},),
         verbose=False,
     )
     assert program is not None  # it is None with dynamo=False

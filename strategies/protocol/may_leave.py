@@ -16,7 +16,7 @@ from enum import IntEnum
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from strategies.protocol.keys import is_key
-from strategies.protocol.names import check_name, is_array_name, is_name
+from strategies.protocol.names import is_array_name, is_name, names_hospital
 from strategies.protocol.records import find_record
 
 NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")  # in a name
@@ -69,10 +69,7 @@ OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
 
 def _is_hospital(value: object) -> bool:
-    try:
-        return isinstance(value, str) and check_name(value) == value
-    except ValueError:
-        return False
+    return isinstance(value, str) and names_hospital(value)
 
 
 def _is_text(value: object, longest: int = 100) -> bool:
