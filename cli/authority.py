@@ -145,16 +145,11 @@ def ledger(
 ) -> bool:
     """Check and show a hospital's ledger: requests and answers."""
     from client_app.authority import ledger_view
-    from client_app.authority.ledger import path_of, read
-    from client_app.authority.ledger_index import BrokenLedger
+    from client_app.authority.ledger import path_of, read_to_break
 
     private()
-    lines, broken = [], ""
     try:
-        for line in read(path_of(site, store_dir)):
-            lines.append(line)
-    except BrokenLedger as error:
-        broken = str(error)
+        lines, broken = read_to_break(path_of(site, store_dir))
     except OSError as error:
         raise ValueError(
             f"There is no ledger to read: {error}. Name a hospital with --hospital; a simulation "

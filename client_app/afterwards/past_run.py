@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 import torch
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture
-from client_app.authority.ledger import Line, path_of, read
-from client_app.authority.ledger_index import BrokenLedger
+from client_app.authority.ledger import Line, path_of, read_to_break
 from client_app.authority.policy import DEFAULTS
 from client_app.release.model_attack import FILE
 from client_app.release.sums.own import FILE as SUMS
@@ -96,7 +95,8 @@ class PastRun:
             raise SettingsError(
                 f"There is no folder '{folder}': name the hospital with --hospital."
             )
-        lines, fault = _ledger(path_of(site, store))
+        ledger = path_of(site, store)  # a simulation has none
+        lines, fault = read_to_break(ledger) if ledger.exists() else ([], "")
         began = {
             each.name: each.stat().st_mtime
             for part in ("models", "runs")
@@ -109,7 +109,7 @@ class PastRun:
                 began[name] = datetime.fromisoformat(line.entry["time"]).timestamp()
         runs = sorted(began, key=lambda name: began[name], reverse=True)
         if fault and not runs:
-            raise SettingsError(f"{path_of(site, store)}: {fault}")
+            raise SettingsError(f"{ledger}: {fault}")
         if not runs:
             raise SettingsError(f"Hospital '{site}' has taken part in no run yet ({folder}).")
         if run is not None and run not in began:
@@ -340,16 +340,3 @@ def _values(line: Line, name: str) -> dict[str, Any]:
         if record["name"] == name:
             return dict(record.get("values", {}))
     return {}
-
-
-def _ledger(path: Path) -> tuple[list[Line], str]:
-    """The lines up to a break of the chain, and the reason of the break; empty if intact."""
-    lines = []
-    try:
-        for line in read(path):
-            lines.append(line)
-    except FileNotFoundError:
-        pass  # a simulation has no ledger
-    except BrokenLedger as error:
-        return lines, str(error)
-    return lines, ""

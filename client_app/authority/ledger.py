@@ -242,6 +242,21 @@ def read(path: Path) -> Iterator[Line]:
         )
 
 
+def read_to_break(path: Path) -> tuple[list[Line], str]:
+    """The lines up to a break of the chain, and the reason of the break; empty if intact.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    lines = []
+    try:
+        for line in read(path):
+            lines.append(line)
+    except BrokenLedger as error:
+        return lines, str(error)
+    return lines, ""
+
+
 def _request_fields(message: Message) -> dict[str, Any]:
     """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
