@@ -51,7 +51,7 @@ def write_archive(path):
     [
         ("mah", "mlp"),
         ("icarl", "mlp"),
-        ("twf", "resnet18-32"),
+        ("twf", "cnn"),
         ("cwc", "mlp"),
         ("fedspace", "rotation-mlp"),
         ("ser", "ser-cnn"),
@@ -61,7 +61,7 @@ def write_archive(path):
 )
 def test_a_hostile_memory_is_refused_before_anything_is_trained(learner, network, tmp_path):
     write_archive(tmp_path / "public.npz")
-    side = 32 if network in ("resnet18-32", "ser-cnn") else SIDE
+    side = {"cnn": 16, "ser-cnn": 32}.get(network, SIDE)
     victim = Victim(
         tmp_path,
         (30, 30),
