@@ -26,8 +26,6 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from PIL import Image
 
-from benchmarks.simulation import run as simulate
-from benchmarks.simulation import superlink
 from cli import main
 from client_app.authority.ledger import path_of, read
 from client_app.release import buffer
@@ -386,7 +384,7 @@ def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(tm
 
 @pytest.mark.slow
 def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_path):
-    """The demo, then the same folders and settings on the simulation engine.
+    """The demo, then the same folders and settings at simulated hospitals.
 
     The models are the same. Figures are rounded, with noise of a step (release/disclosure.py): that
     of a share of 110 images or more is below 0.1, and of an AUROC below 0.2. Numbers of images are
@@ -394,13 +392,11 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
     """
     _, deployed = demonstration
     folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)
-    settings = {
-        **parse_config_args([demo.SETTINGS]),
-        "dataset": f"manifest:{folders}",
-        "partition": "site",
-    }
-    with superlink(tmp_path / "simulation") as flower:
-        simulated = simulate(flower, tmp_path / "runs", len(HOSPITALS), config=None, **settings)
+    config = run_config(output_dir=f"{tmp_path}/runs", dataset=f"manifest:{folders}")
+    config |= {"partition": "site", **parse_config_args([demo.SETTINGS])}
+    store = {"store-dir": f"{tmp_path}/store"}
+    count = len(HOSPITALS)
+    simulated, _ = run_here([context(index, count, config, **store) for index in range(count)])
     assert models_of(deployed, deployed.parents[1]) == models_of(simulated)
     told, exact = (
         {line[:-1]: line[-1] for line in metrics_of(run) if line[-2] in OF_EVERY_ROUND}
