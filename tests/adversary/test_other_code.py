@@ -4,10 +4,8 @@ tests/deploy/test_relay.py does the same on real SuperNodes, at the beginning of
 """
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
@@ -94,13 +92,6 @@ def test_a_bundle_registers_no_plugin(attack):
     before, after = attack("client_app.app", work, "evil-1.dist-info/METADATA")
     assert "[<importlib" in before.stdout
     assert after.stdout.splitlines()[1:] == ["[]"]
-
-
-def test_flower_s_own_program_starts_without_the_modules_that_are_left_out(tmp_path):
-    program = shutil.which("flwr-clientapp", path=Path(sys.executable).parent)
-    command = [sys.executable, "-I", confined.__file__, tmp_path, program, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "--runtime-api-address" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("program", sorted({*TASK_TYPE_TO_COMMAND.values()} - {"flwr-clientapp"}))
