@@ -14,7 +14,7 @@ _OF = {
 
 
 def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
-    """Warnings about settings that the run does not read, and about a GAN that takes hours."""
+    """Warnings about settings that are not read, about a hand-off in no round, and a slow GAN."""
     gan, usual, chosen = settings.gan, defaults(), settings.run_config
     makes_gan = strategy.buffer_size > 0 and gan.method == "stylegan2-ada"
     if not strategy.buffer_size:
@@ -27,6 +27,11 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
     sentences = [
         f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed
     ]
+    if strategy.begins_at_home and settings.num_server_rounds == 1:
+        sentences.append(
+            f"No model is handed on: in round 1 of '{settings.strategy}' each hospital trains its "
+            "own model. Set 'num-server-rounds' to 2 or more."
+        )
     size = settings.image_size or SIDES.get(settings.dataset, 0)
     if simulated and makes_gan and (hours := gan_preset(gan, size).least_hours):
         sentences.append(

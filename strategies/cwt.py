@@ -20,6 +20,7 @@ from strategies.engine.visit import Visit
 class CWT(Strategy):
     """A fixed ring in order of the hospitals' names."""
 
+    begins_at_home = True
     needs_rounds = "on its fixed ring all models would queue up before the slowest hospital"
 
     def plan(self, state: State) -> list[Visit]:

@@ -52,6 +52,7 @@ class FedER(HandsOn):
 
     learner = "feder"
     own_start = True
+    begins_at_home = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

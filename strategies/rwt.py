@@ -20,6 +20,8 @@ from strategies.protocol.settings import rng_for
 class RWT(HandsOn):
     """A fresh derangement of the hospitals every round."""
 
+    begins_at_home = True
+
     def plan(self, state: State) -> list[Visit]:
         """Train at home first, then exchange at random."""
         if state.hop:

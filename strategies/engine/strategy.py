@@ -36,6 +36,8 @@ class Strategy(ABC):
     own_start = False
     # Whether a hospital's model has layers that never leave: then no other hospital tests it
     keeps_layers = False
+    # Whether each hospital trains its own model in round 1, and models are handed on from round 2
+    begins_at_home = False
     tests_every_visit = False  # whether the one model is tested after each visit of the round
     # Whether a hop ends when all its visits have ended. Else the method plans again after each
     # delivery, and `is_over` ends a round.

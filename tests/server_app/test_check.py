@@ -276,6 +276,20 @@ def test_a_machine_with_a_gpu_takes_no_hours(monkeypatch):
     assert notices(settings, strategy_of(settings), simulated=True) == []
 
 
+@pytest.mark.parametrize(
+    ("strategy", "rounds", "told"),
+    [
+        *((name, 1, True) for name in ("cwt", "feder", "rwt")),
+        *((name, 2, False) for name in ("cwt", "feder", "rwt")),
+        *((name, 1, False) for name in ("cwc", "cwt-serial", "fedavg", "fedrewind", "standalone")),
+    ],
+)
+def test_a_run_of_one_round_that_hands_no_model_on_is_told(strategy, rounds, told):
+    settings = judged(f"strategy='{strategy}' num-server-rounds={rounds}")
+    found = notices(settings, strategy_of(settings), simulated=True)
+    assert any("No model is handed on" in notice for notice in found) == told
+
+
 def command(*arguments):
     line = [sys.executable, "-X", "importtime", "-m", "cli", "check", *arguments]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
