@@ -4,7 +4,8 @@ The loss of a model is the 90 % quantile of the cross-entropy over some images. 
 nor one odd batch decides.
 
 An arriving model is of no use if its loss is above `HOPELESS` times the loss of guessing. A visit
-has diverged if its loss is above `WORSE` times the loss of guessing and of the received model.
+has diverged if its loss is above `WORSE` times the loss of guessing and of the received model. On
+random pixels that limit is `HOPELESS`, too: they have no right class, so a sure model loses much.
 """
 
 from functools import lru_cache
@@ -78,7 +79,10 @@ def arrival_flaw(loss: float) -> str:
     return "" if loss <= HOPELESS else wrong
 
 
-def visit_flaw(before: float, after: float) -> str:
-    """The flaw of a model after a visit, by its losses, in words; empty if there is none."""
-    wrong = f"{_OUTPUTS}, or the loss is above {WORSE:.0f} times the loss of guessing and of before"
-    return "" if after <= WORSE * max(1.0, before) else wrong
+def visit_flaw(before: float, after: float, most: float) -> str:
+    """The flaw of a model after a visit, by its losses, in words; empty if there is none.
+
+    `most` is `WORSE` for losses on training images, and `HOPELESS` for those on random pixels.
+    """
+    wrong = f"{_OUTPUTS}, or the loss is above {most:.0f} times the loss of guessing and of before"
+    return "" if after <= most * max(1.0, before) else wrong

@@ -10,7 +10,15 @@ from torch import nn
 
 from client_app.request import Request
 from learning.errors import DivergedError
-from learning.judgement import arrival_flaw, random_samples, relative_loss, sample, visit_flaw
+from learning.judgement import (
+    HOPELESS,
+    WORSE,
+    arrival_flaw,
+    random_samples,
+    relative_loss,
+    sample,
+    visit_flaw,
+)
 from learning.packing import numpy_arrays
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
@@ -35,9 +43,10 @@ class Judge:
         with request.clock.measure("evaluate"):
             private = hospital.policy or hospital.settings.train.dp.noise_multiplier
             if images and not private:
-                self.images = sample(images)
+                self.images, self.most = sample(images), WORSE
             else:
                 self.images = random_samples(hospital.data.test, len(label.classes))
+                self.most = HOPELESS
             self.loss = relative_loss(network, self.images)
         if flaw := arrival_flaw(self.loss):
             raise UselessError(f"The model of lineage '{label.lineage}' is of no use: {flaw}.")
@@ -54,7 +63,7 @@ class Judge:
         request = self.request
         with request.clock.measure("evaluate"):
             flaw = flaw_of(numpy_arrays(self.network.state_dict()), self.arrays) or visit_flaw(
-                self.loss, relative_loss(self.network, self.images)
+                self.loss, relative_loss(self.network, self.images), self.most
             )
         if flaw:
             rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate
