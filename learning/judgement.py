@@ -79,10 +79,10 @@ def arrival_flaw(loss: float) -> str:
     return "" if loss <= HOPELESS else wrong
 
 
-def visit_flaw(before: float, after: float, most: float) -> str:
+def visit_flaw(before: float, after: float, limit: float) -> str:
     """The flaw of a model after a visit, by its losses, in words; empty if there is none.
 
-    `most` is `WORSE` for losses on training images, and `HOPELESS` for those on random pixels.
+    `limit` is `WORSE` for losses on training images, and `HOPELESS` for those on random pixels.
     """
-    wrong = f"{_OUTPUTS}, or the loss is above {most:.0f} times the loss of guessing and of before"
-    return "" if after <= most * max(1.0, before) else wrong
+    wrong = f"{_OUTPUTS}, or the loss is above {limit:.0f} times the loss of guessing and of before"
+    return "" if after <= limit * max(1.0, before) else wrong

@@ -43,10 +43,10 @@ class Judge:
         with request.clock.measure("evaluate"):
             private = hospital.policy or hospital.settings.train.dp.noise_multiplier
             if images and not private:
-                self.images, self.most = sample(images), WORSE
+                self.images, self.limit = sample(images), WORSE
             else:
                 self.images = random_samples(hospital.data.test, len(label.classes))
-                self.most = HOPELESS
+                self.limit = HOPELESS
             self.loss = relative_loss(network, self.images)
         if flaw := arrival_flaw(self.loss):
             raise UselessError(f"The model of lineage '{label.lineage}' is of no use: {flaw}.")
@@ -63,7 +63,7 @@ class Judge:
         request = self.request
         with request.clock.measure("evaluate"):
             flaw = flaw_of(numpy_arrays(self.network.state_dict()), self.arrays) or visit_flaw(
-                self.loss, relative_loss(self.network, self.images), self.most
+                self.loss, relative_loss(self.network, self.images), self.limit
             )
         if flaw:
             rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate

@@ -92,8 +92,8 @@ def test_where_the_limits_are():
     assert arrival_flaw(HOPELESS) == ""
     assert arrival_flaw(1.01 * HOPELESS)
     assert arrival_flaw(inf)
-    for most in (WORSE, HOPELESS):
-        assert visit_flaw(before=0.1, after=most, most=most) == ""  # guessing counts as 1
-        assert visit_flaw(before=0.1, after=1.01 * most, most=most)
-        assert visit_flaw(before=5.0, after=5 * most, most=most) == ""
-        assert visit_flaw(before=5.0, after=inf, most=most)
+    for limit in (WORSE, HOPELESS):
+        assert visit_flaw(before=0.1, after=limit, limit=limit) == ""  # guessing counts as 1
+        assert visit_flaw(before=0.1, after=1.01 * limit, limit=limit)
+        assert visit_flaw(before=5.0, after=5 * limit, limit=limit) == ""
+        assert visit_flaw(before=5.0, after=inf, limit=limit)
