@@ -50,13 +50,13 @@ class UnreliableGrid(WorkersGrid):
         super().__init__(workers, hospitals, run_config)
         self.losses = losses
 
-    def _hand_out(self) -> None:
-        """Answer lost visits with an error, and send the other messages to processes."""
-        for message in [message for message in self._queue if self._is_lost(message)]:
-            self._queue.remove(message)
+    def _accept(self, message: Message) -> None:
+        """Answer a lost visit with an error; other messages wait for a process."""
+        if self._is_lost(message):
             error = Error(Failure.GONE, AWAY)
             self._answers[message.metadata.message_id] = Message(error, reply_to=message)
-        super()._hand_out()
+        else:
+            super()._accept(message)
 
     def _is_lost(self, message: Message) -> bool:
         asked = message.metadata

@@ -40,7 +40,7 @@ class WorkersGrid(LocalGrid):
             number = f"{next(self._numbers)}" if known else ""
             if known:
                 message.metadata.__dict__["_message_id"] = number
-                self._queue.append(message)
+                self._accept(message)
             ids.append(number)
         self._hand_out()
         return ids
@@ -54,6 +54,10 @@ class WorkersGrid(LocalGrid):
     def wait(self, seconds: float) -> None:
         """Wait until an answer arrives, at most `seconds`."""
         self._collect(seconds)
+
+    def _accept(self, message: Message) -> None:
+        """Take a message with its id, which waits for an idle process."""
+        self._queue.append(message)
 
     def _hand_out(self) -> None:
         """Send waiting messages to idle processes."""
