@@ -349,13 +349,20 @@ def history(
 
 def participation(hospitals: Iterable[str], visits: Iterable[Event]) -> dict[str, dict[str, Any]]:
     """`Summary.participation`; visits of hospitals that never answered are left out."""
-    rounds: dict[str, tuple[list[int], list[int]]] = {hospital: ([], []) for hospital in hospitals}
+    known: dict[str, tuple[list[Event], list[Event]]] = {
+        hospital: ([], []) for hospital in hospitals
+    }
     for event in visits:
-        if event.hospital in rounds:
-            rounds[event.hospital][event.outcome != "ok"].append(event.round)
+        if event.hospital in known:
+            known[event.hospital][event.outcome != "ok"].append(event)
     return {
-        hospital: {"visits": len(done), "visited": sorted({*done}), "missed": sorted({*missed})}
-        for hospital, (done, missed) in rounds.items()
+        hospital: {
+            "visits": len(done),
+            "epochs": sum(event.epochs for event in done),
+            "visited": sorted({event.round for event in done}),
+            "missed": sorted({event.round for event in missed}),
+        }
+        for hospital, (done, missed) in known.items()
     }
 
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
+from pages.figures import Assessment, Figure, Headline
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing
@@ -406,8 +406,8 @@ class Summary:
     bytes_per_hop: float = run_figure(
         lambda run: mean(e.bytes_sent + e.bytes_received for e in run.visits if e.outcome == "ok")
     )
-    # Per hospital the number of its `visits`, the rounds with a successful visit (`visited`), and
-    # the rounds with a failed one (`missed`).
+    # Per hospital the number of its successful `visits` and of their `epochs`, the rounds with a
+    # successful visit (`visited`), and the rounds with a failed one (`missed`).
     participation: dict[str, dict[str, Any]] = run_figure(
         lambda run: measures.participation(run.hospitals, run.visits)
     )
@@ -481,13 +481,15 @@ def summarise(run: Record) -> Summary:
 
 def judge_with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """The summary with verdicts on the comparison of its models with a baseline's models."""
-    held, theirs = (
-        [row for row in each.assessments if row["held"] and row["balanced_accuracy"]]
-        for each in (summary, baseline)
-    )
-    home = [
-        mean_over_hospitals(rows, "balanced_accuracy") if rows else None for rows in (held, theirs)
+    runs = (summary, baseline)
+    everywhere = [figure_everywhere(each.assessments, vars(each)) for each in runs]
+    rows = [
+        [row for row in each.assessments if row["kind"] == "model" and row["balanced_accuracy"]]
+        for each in runs
     ]
-    everywhere = [figure_everywhere(each.assessments, vars(each)) for each in (summary, baseline)]
-    means = {"At home": home, "Everywhere": everywhere}
-    return replace(summary, worth=add_baseline(summary.worth, baseline.strategy, means, held))
+    tests = {"At home": [[row for row in each if row["held"]] for each in rows]}
+    # The interval of a sample of pairs does not cover the choice of patients.
+    if all(each and "sampled" not in each for each in everywhere):
+        tests["Everywhere"] = rows
+    epochs = [{name: row["epochs"] for name, row in each.participation.items()} for each in runs]
+    return replace(summary, worth=add_baseline(summary.worth, baseline.strategy, tests, epochs))

@@ -121,7 +121,9 @@ def _compare_chance(
         text = f"{where} {places}{who} was tested; whether it is better than chance is not known"
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
-        of_all = "estimated for all pairs" if "sampled" in mean else "on average"
+        of_all = "on average"
+        if "sampled" in mean:
+            of_all = "estimated for all pairs (its interval covers the choice of pairs alone)"
         text += f" {of_all}; the worst is {pair(least)}"
     if isfinite(same):
         text += f". Always the same answer gives {same:.3f}"
@@ -198,33 +200,41 @@ def _judge_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
 def add_baseline(
     worth: Sequence[Verdict],
     strategy: str,
-    means: Mapping[str, Sequence[Figure | None]],
-    held: Sequence[Assessment],
+    tests: Mapping[str, Sequence[Sequence[Assessment]]],
+    epochs: Sequence[Mapping[str, float]],
 ) -> list[Verdict]:
     """`Summary.worth` with verdicts on the comparison with a baseline's models.
 
-    They replace the comparison with models that were trained for one visit. The tests of the two
-    runs count as independent, which makes the interval too wide rather than too narrow.
+    They replace the comparison with models that were trained for one visit. The means are over
+    hospitals with figures in both runs. The tests of the two runs count as independent, which makes
+    the interval too wide rather than too narrow.
 
     Args:
         worth: `Summary.worth` of the run.
         strategy: The strategy of the baseline.
-        means: The balanced accuracies of the run and of the baseline, at home and everywhere.
-        held: Assessments of the models that the run's hospitals hold.
+        tests: Place in words -> assessments of models there, of the run and of the baseline.
+        epochs: Hospital -> its epochs of training, in the run and in the baseline.
     """
     found = []
-    for where, (ours, theirs) in means.items():
-        if not (ours and theirs) or isnan(ours["low"]) or isnan(theirs["low"]):
+    for where, of_runs in tests.items():
+        ours, theirs = ({row["hospital"] for row in rows} for rows in of_runs)
+        both = sorted(ours & theirs)
+        kept = [[row for row in rows if row["hospital"] in both] for rows in of_runs]
+        if not both or any(isnan(row["balanced_accuracy"]["low"]) for row in (*kept[0], *kept[1])):
             continue
-        gain = combine([1, -1], [ours, theirs])
+        means = [mean_over_hospitals(rows, "balanced_accuracy") for rows in kept]
+        gain = combine([1, -1], means)
         word = direction(gain)
         judgement = COMPARED.get(word, "open")
-        if judge_all(held) != "good":
+        if judge_all(kept[0]) != "good":
             judgement = gravest_judgement(judgement, "note")
+        place = where if ours == theirs else f"{where} (of {join_names(both)})"
+        is_long = all(epochs[0].get(name) == epochs[1].get(name) for name in both)
+        time = " for as long" if is_long else ", some for longer or shorter than here"
         text = (
-            f"{where} {word if word in COMPARED else 'not shown to be better'} than {strategy}, "
-            "where each hospital trains its own model alone for as long: balanced accuracy "
-            f"{number(ours)} instead of {number(theirs)}, a difference of "
+            f"{place} {word if word in COMPARED else 'not shown to be better'} than {strategy}, "
+            f"where each hospital trains its own model alone{time}: balanced accuracy "
+            f"{number(means[0])} instead of {number(means[1])}, a difference of "
             f"{number(gain, signed=True)}."
         )
         found.append(verdict(judgement, text))

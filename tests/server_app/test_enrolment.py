@@ -50,7 +50,12 @@ def test_who_has_left_is_no_failure_and_missed_nothing(begin, caplog):
     summary = Summary.read(results.path)
     assert summary.enrolment == {"A": ["active", "active"], "B": ["active", "left"]}
     assert summary.status == "completed"
-    assert summary.participation["B"] == {"visits": 1, "visited": [1], "missed": []}
+    assert summary.participation["B"] == {
+        "visits": 1,
+        "epochs": 0,
+        "visited": [1],
+        "missed": [],
+    }
     told = [*lines(Followed.open(results.path)), *caplog.messages]
     assert sum("round 2/2" in line for line in told) == 2
     assert not [line for line in told if "of 2 hospitals" in line]

@@ -108,8 +108,8 @@ def test_who_took_part_and_who_failed(events):
     summary = summary_of(events)
     assert summary.status == "completed with failures"
     assert summary.participation == {
-        "A": {"visits": 2, "visited": [1, 2], "missed": []},
-        "B": {"visits": 1, "visited": [1], "missed": [2]},
+        "A": {"visits": 2, "epochs": 0, "visited": [1, 2], "missed": []},
+        "B": {"visits": 1, "epochs": 0, "visited": [1], "missed": [2]},
     }
     assert summary.failures == [
         {

@@ -367,6 +367,39 @@ def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
     assert all("better than cwt" in each["text"] for each in found)
 
 
+def test_a_baseline_is_compared_over_the_hospitals_that_both_runs_have():
+    """B holds no model of the run: there 0.2 of the baseline is no gain. Here 0.8 beside 0.8."""
+    ours = summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.8)), held=[("A", "A")])
+    theirs = summary_of({(m, h): told(*[0.8 if h == "A" else 0.2] * 2) for m, h in EVERYWHERE})
+    at_home, everywhere = (
+        each["text"]
+        for each in judge_with_baseline(ours, theirs).worth
+        if "alone for as long" in each["text"]
+    )
+    assert at_home.startswith("At home (of A) not shown to be better than cwt")
+    assert "0.800 (0.750 to 0.850) instead of 0.800 (0.750 to 0.850)" in at_home
+    assert "0.800 (0.765 to 0.835) instead of 0.500" in everywhere
+    assert everywhere.startswith("Everywhere better")
+
+
+def test_a_baseline_that_trains_longer_or_shorter_is_said_to():
+    ours, theirs = (summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.8))) for _ in range(2))
+    longer = {**theirs.participation, "B": theirs.participation["B"] | {"epochs": 9}}
+    found = judge_with_baseline(ours, replace(theirs, participation=longer)).worth
+    texts = [each["text"] for each in found if "its own model alone" in each["text"]]
+    assert len(texts) == 2
+    assert all("model alone, some for longer or shorter than here: " in text for text in texts)
+
+
+def test_without_an_interval_over_patients_no_baseline_is_beaten():
+    """The interval of a sample of pairs covers the choice of pairs."""
+    ours, theirs = (summary_of(dict.fromkeys(EVERYWHERE, told(each, each))) for each in (0.9, 0.6))
+    ends = {"federation_balanced_accuracy_low": 0.88, "federation_balanced_accuracy_high": 0.92}
+    found = judge_with_baseline(replace(ours, **ends), theirs).worth
+    texts = [each["text"] for each in found if "alone for as long" in each["text"]]
+    assert [text.split()[:2] for text in texts] == [["At", "home"]]
+
+
 def rewound(last, first=0.1, rounds=(1, 2)):
     """The sentences on a FedRewind run whose last legs have these training losses."""
     legs = [("train", first), ("train.rewind", 5.0), ("train", last)]
