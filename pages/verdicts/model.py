@@ -189,7 +189,7 @@ def missed_classes(
         known = [at for at in each if at["recall"] and isfinite(at["recall"]["high"])]
         if not known or len(known) < len(rows):
             continue
-        best = max(known, key=lambda at: float(at["recall"]["value"]))
+        best = max(known, key=lambda at: (at["recall"]["value"], at["recall"]["high"]))
         most = max(at["recall"]["high"] for at in known)
         if best["recall"]["value"] == 0 and not noised:
             finds = "No model finds an" if several else f"{name} finds no"
@@ -228,12 +228,16 @@ def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     accuracy = mean_over_hospitals(known, "accuracy")
     names = {row["largest_class"]["name"] for row in known}
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
-    better = (accuracy["low"] if isfinite(accuracy["low"]) else accuracy["value"]) > share
-    if better and share < ALIKE * mean_chance(known):
+    if accuracy["value"] <= share:
+        judgement, beside = "bad", "no better"
+    elif accuracy["low"] > share:
+        judgement, beside = "note", "better"
+    else:
+        judgement, beside = "open", "not shown to be better"
+    if judgement == "note" and share < ALIKE * mean_chance(known):
         return  # no class is frequent enough to matter
-    beside = "better" if better else "no better"
     text = f"Accuracy {number(accuracy)} is {beside} than always answering {answer} ({share:.3f})."
-    yield verdict("note" if better else "bad", text)
+    yield verdict(judgement, text)
 
 
 def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterator[Verdict]:
@@ -241,9 +245,9 @@ def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterato
 
     `figure` is the mean over `rows`, with the numbers of images and patients behind it.
     """
-    if (half := (figure["high"] - figure["low"]) / 2) > WIDE:
+    if (width := figure["high"] - figure["low"]) > 2 * WIDE:
         few = f"There are few test images ({size(figure)})"
-        yield verdict("open", f"{few}: differences below {half:.2f} do not show.")
+        yield verdict("open", f"{few}: the balanced accuracy has an interval {width:.2f} wide.")
     found = sorted(
         (
             (min(each["images"], each["patients"] or each["images"]), place, each, row)

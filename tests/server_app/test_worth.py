@@ -142,8 +142,36 @@ def test_models_that_stay_are_not_compared_with_staying_alone():
 
 
 def test_few_images_are_said_to_be_few():
-    summary = summary_of(dict.fromkeys(EVERYWHERE, told(0.9, 0.8, half=0.3, sizes=(8, 4))))
-    assert any("few test images (24 images)" in text for _, text in said(summary))
+    """The mean of two hospitals is ± 0.3 / √2. A gain on the same images may be surer than that."""
+    tests = dict.fromkeys(EVERYWHERE, told(0.9, 0.8, half=0.3, sizes=(8, 4)))
+    (few,) = [text for _, text in said(summary_of(tests)) if "few test images (24" in text]
+    assert few.endswith("(24 images): the balanced accuracy has an interval 0.42 wide.")
+
+
+@pytest.mark.parametrize(
+    ("melanoma", "half", "judgement", "beside"),
+    [
+        (0.0, 0.05, "bad", "no better than"),  # 0.8 · 1 beside 0.8
+        (0.1, 0.05, "open", "not shown to be better than"),  # 0.82 ± .05 / √2 in two hospitals
+        (0.2, float("nan"), "open", "not shown to be better than"),
+        (0.9, 0.05, "note", "better than"),  # 0.98
+    ],
+)
+def test_the_accuracy_is_called_no_better_only_where_it_is_not_higher(
+    melanoma, half, judgement, beside
+):
+    summary = summary_of(dict.fromkeys(EVERYWHERE, told(1.0, melanoma, half=half)))
+    ((found, text),) = [row for row in said(summary) if "always answering" in row[1]]
+    assert found == judgement
+    assert f" is {beside} always answering 'benign' (0.800)." in text
+
+
+def test_the_bound_for_a_class_that_no_model_finds_is_that_of_the_named_images():
+    """A, tested at one hospital, has 20 such images; B has 2 there, and more is possible."""
+    few = told(1.0, 0.0, sizes=(8, 2)) | {"recall-of-class-1-high": 0.66}
+    many = told(1.0, 0.0) | {"recall-of-class-1-high": 0.16}
+    ((_, text),) = said(summary_of({("A", "A"): many, ("B", "B"): few}), "class")
+    assert text.startswith("No model finds an image of 'melanoma': 0 of 2 images (at most 66% of")
 
 
 def test_what_hospitals_hold_comes_first_and_everything_else_second():
