@@ -234,6 +234,8 @@ class Comparison:
             if best in (each.first, each.second)
         }
         known = {name: (len(each.by_seed), each.higher_method) for name, each in others.items()}
+        apart = [m.name for m in self.methods if m.values(column) and m.name not in known]
+        known |= {name: (0, "") for name in apart if name != best.name}
         value, constant = mean(best.values(column)), best.constant(column)
         return [methods.conclude(where, best.name, value, constant, known)]
 

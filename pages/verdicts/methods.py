@@ -53,17 +53,24 @@ def conclude(
 
     `where` names the models in question. `value` is the balanced accuracy of `best`, the highest
     one; `constant` that of a constant answer. `others` has for each other method the number of
-    common seeds, and the method that is shown to be higher.
+    common seeds with the same images, and the method that is shown to be higher on these.
     """
+    apart = [name for name, (seeds, _) in others.items() if not seeds]
+    few = [name for name, (seeds, _) in others.items() if 0 < seeds < SEEDS]
+    above = [name for name, (_, higher) in others.items() if higher == best]
+    below = [name for name, (_, higher) in others.items() if higher == name]
+    named = [*apart, *few, *above, *below]
     text = f"{where}: {list_methods([best])} has the highest balanced accuracy ({value:.3f})"
+    if apart:
+        text += " of those that are compared"
     if value <= constant:
         text += f", which is not above that of a constant answer ({constant:.3f})"
-    few = [name for name, (seeds, _) in others.items() if seeds < SEEDS]
-    above = [name for name, (_, higher) in others.items() if higher == best]
     parts = {
         "shown to be above {}": above,
-        "not shown to differ from {}": [name for name in others if name not in above + few],
+        "shown to be below {} on common seeds": below,
+        "not shown to differ from {}": [name for name in others if name not in named],
         f"not to be compared with {{}} ({SEEDS} seeds are needed)": few,
+        "not compared with {} (no common seed with the same images)": apart,
     }
     phrases = [words.format(list_methods(names)) for words, names in parts.items() if names]
     return f"{text}; {'; '.join(phrases)}."
