@@ -52,6 +52,9 @@ class Console(logging.Handler):
             if isinstance(handler, StreamHandler) and not isinstance(handler, FileHandler):
                 logger.removeHandler(handler)
         logger.addHandler(console)
+        # With a handler there, `logging.basicConfig` of a library (opacus) does nothing. Its own
+        # handler would print each line again, with passwords and control characters.
+        logging.getLogger().addHandler(logging.NullHandler())
         return console
 
     def emit(self, record: LogRecord) -> None:

@@ -100,6 +100,16 @@ def test_it_stands_in_for_flower_s_handler_once_and_for_no_file(tmp_path):
         file.close()
 
 
+def test_a_library_that_configures_logging_prints_no_line_again(monkeypatch, capsys):
+    """As opacus does, at its import in a run with DP-SGD."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("flwr"), "handlers", [])
+    Console.install(clock="")
+    logging.basicConfig()
+    log(INFO, "round 1")
+    assert capsys.readouterr() == ("round 1\n", "")
+
+
 def test_whoever_asks_flower_for_all_that_it_says_gets_it(monkeypatch):
     monkeypatch.setenv("FLWR_LOG_LEVEL", "debug")
     before = [*logging.getLogger("flwr").handlers]
