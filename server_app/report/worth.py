@@ -73,16 +73,16 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
         return None
     value, _, within = figure_cell(first).partition(" ")
     tests = _rows_of_kind(summary, "model")
-    held = [row for row in tests if row["held"]] or tests
+    held = [row for row in tests if row["held"]]
     everywhere = figure_everywhere(summary.assessments, vars(summary))
-    lanes = [*_mean_and_worst("the models that hospitals hold", first, held)]
+    lanes = [*_mean_and_worst("the models that hospitals hold", first, held)] if held else []
     lanes += _mean_and_worst("every model at every hospital", everywhere, tests)
     return {
         "value": value,
         "within": within,
         "size": size(first),
         "round": first["round"],
-        "chance": mean_chance(held),
+        "chance": mean_chance(held or tests),
         "noise": f"{Z * first['noise']:.3f}" if "noise" in first else "",
         "drawn": plots.spans("Balanced accuracy of the run", lanes),
     }

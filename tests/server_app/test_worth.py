@@ -11,6 +11,7 @@ from pages.page import Marked
 from pages.verdicts.model import judge, objection, pair, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
+from server_app.report import render
 from server_app.summary import Record, judge_with_baseline, measure_round, summarise
 from strategies.engine.events import Event
 
@@ -139,6 +140,18 @@ def test_models_that_stay_are_not_compared_with_staying_alone():
     summary = summary_of(tests, dict.fromkeys("AB", told(0.5, 0.6)), stays=True)
     assert not [text for _, text in said(summary) if "own models" in text]
     assert {(row["kind"], row["gain"]) for row in summary.assessments} == {("model", None)}
+
+
+def test_the_page_does_not_call_other_models_those_that_hospitals_hold():
+    """Each hospital reports figures of the other's model alone."""
+    away = summary_of({("A", "B"): told(0.8, 0.8), ("B", "A"): told(0.8, 0.8)})
+    shown = render("run", away, [], "")
+    assert "Balanced accuracy of every model at every hospital that tested it; on" in shown
+    assert "Mean of every model at every hospital" in shown
+    assert "the models that hospitals hold" not in shown
+    assert "the model that a hospital holds, on its own" in render(
+        "run", summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.8))), [], ""
+    )
 
 
 def test_few_images_are_said_to_be_few():
