@@ -53,6 +53,10 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Read the arguments, and the files that have defaults of options; as `invoke`."""
+        given, *_ = self.make_parser(ctx).parse_args([*args])
+        for each in self.params:
+            if _has_blank(given.get(each.name)):  # an unset variable
+                raise UsageError(f"{each.opts[0]} is empty: give a value, or leave it out.", ctx)
         with _in_one_line(ctx):
             return super().parse_args(ctx, args)
 
@@ -110,9 +114,13 @@ def _name(text: str) -> str:
         raise typer.BadParameter(str(error)) from error
 
 
+def _has_blank(words: Any) -> bool:
+    if isinstance(words, str):
+        return not words.strip()
+    return isinstance(words, list | tuple) and any(map(_has_blank, words))
+
+
 def _expand(value: Any, option: str) -> Any:
     if isinstance(value, list | tuple):
         return [_expand(each, option) for each in value]
-    if value == "":  # an unset variable; the path would be the current folder
-        raise ValueError(f"{option} is empty: give a path, or leave it out.")
     return value and expand(value)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 from click import Argument, Context, FloatRange, Group, IntRange
-from click.types import FloatParamType, IntParamType
+from click import Path as ClickPath
+from click.types import FloatParamType, IntParamType, StringParamType
 
 from cli import main
 from cli.entry import app
@@ -40,6 +41,24 @@ def failed(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
         main([*map(str, arguments)])
     return ended.value.code, capsys.readouterr().err
+
+
+TEXTS = [
+    pytest.param(words, each, id=" ".join([*words, str(each.name)]))
+    for words, command in COMMANDS.items()
+    for each in command.params
+    if isinstance(each.type, ClickPath | StringParamType)
+]
+
+
+@pytest.mark.parametrize(("words", "each"), TEXTS)
+def test_a_value_that_is_empty_is_refused(words, each, capsys):
+    """It comes from a variable that is not set. As a path it would be the current folder."""
+    option = [] if isinstance(each, Argument) else [each.opts[0]]
+    for blank in ("", " "):
+        status, error = failed(capsys, *words, *option, blank)
+        said = f"{each.opts[0]} is empty: give a value, or leave it out."
+        assert (status, error) == (2, f"fedhandoff {' '.join(words)}: {said}\n")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -111,11 +130,6 @@ def test_the_version_is_printed(capsys):
         (["members", "--site", "a/b"], "fedhandoff members: Invalid value for '--site'"),
         (["run", "--hospitals", "1000000000"], "fedhandoff run: Invalid value for '--hospitals'"),
         (["check", "--hospitals", "0"], "fedhandoff check: Invalid value for '--hospitals'"),
-        (["compare", ""], "fedhandoff compare: folders is empty: give a path, or leave it out."),
-        (
-            ["preflight", "--data-dir", ""],
-            "fedhandoff preflight: --data-dir is empty: give a path, or leave it out.",
-        ),
         (
             ["policy", str(ROOT)],
             f"fedhandoff policy: The hospital's policy cannot be used: {ROOT} ",
