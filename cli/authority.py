@@ -57,7 +57,7 @@ def preflight(
     from client_app.datasets.own import own_data
     from client_app.datasets.preflight.card import examine
     from client_app.datasets.preflight.page import text, write_pages
-    from strategies.protocol.run_config import changed_settings
+    from strategies.registry import changed_settings
 
     def show(what: str, done: int, total: int) -> None:
         print(f"{what} images: {done} of {total}", end="\r", file=sys.stderr, flush=True)
@@ -84,7 +84,7 @@ def policy(
 ) -> bool:
     """Write a policy with the defaults, or judge a run by a policy."""
     from client_app.authority.policy import Policy, explain, write_policy
-    from strategies.protocol.run_config import changed_settings
+    from strategies.registry import changed_settings
 
     private()
     if not file.exists():

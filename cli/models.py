@@ -160,7 +160,7 @@ def alone(
     from client_app.afterwards.alone import settings_of, train_alone
     from client_app.afterwards.past_run import PastRun
     from client_app.authority.policy import Policy
-    from strategies.protocol.run_config import changed_settings
+    from strategies.registry import changed_settings
 
     private()
     past = PastRun.find(site, store_dir, run)
@@ -188,7 +188,7 @@ def open_(
     from client_app.afterwards.opening import take_home
     from client_app.authority.identity import Identity
     from client_app.authority.members import read_members
-    from strategies.protocol.run_config import changed_settings
+    from strategies.registry import changed_settings
 
     private()
     store = store_dir / site

@@ -14,7 +14,8 @@ from strategies.fedrewind import FedRewind
 from strategies.fedspace import FedSpace
 from strategies.fil_ver import FilVer
 from strategies.on_features import check_on_features
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.run_config import changes_of
+from strategies.protocol.settings import Settings, SettingsError, complete
 from strategies.rwt import RWT
 from strategies.standalone import Standalone
 from strategies.sums import Sums
@@ -44,12 +45,29 @@ def strategy_of(settings: Settings) -> Strategy:
         SettingsError: There is no such strategy, its own settings are wrong, or it cannot be
             asynchronous or work on features.
     """
+    strategy = _class_of(settings)(settings)
+    if settings.train.freeze == "body":
+        check_on_features(strategy)
+    return Asynchronous(strategy) if settings.asynchronous else strategy
+
+
+def changed_settings(text: str | None) -> Settings:
+    """The settings of a run: the defaults, with the changes in the text of a `--run-config`.
+
+    They may be those of images alone, so they need not suit the strategy.
+
+    Raises:
+        SettingsError: The changes cannot be read or used, or name an unknown setting or strategy.
+    """
+    settings = Settings.parse(complete(changes_of([text] if text else [])))
+    _class_of(settings)
+    return settings
+
+
+def _class_of(settings: Settings) -> type[Strategy]:
     if settings.strategy not in STRATEGIES:
         raise SettingsError(
             f"The setting 'strategy' is '{settings.strategy}'; it must be one of "
             f"{', '.join(STRATEGIES)}."
         )
-    strategy = STRATEGIES[settings.strategy](settings)
-    if settings.train.freeze == "body":
-        check_on_features(strategy)
-    return Asynchronous(strategy) if settings.asynchronous else strategy
+    return STRATEGIES[settings.strategy]

@@ -85,7 +85,8 @@ ALLOWED = {
     # It reads arguments, calls functions of all packages by their public names, and prints.
     "cli": {
         *("click", "typer"),
-        *("benchmarks.reproduce", "client_app", "deploy", "server_app", "strategies.protocol"),
+        *("benchmarks.reproduce", "client_app", "deploy", "server_app"),
+        *("strategies.protocol", "strategies.registry"),
     },
     # Runs inside of Flower's SuperLink.
     "deploy/control.py": {"flwr"},

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.protocol.files import FileError, expand, parse_toml, read_by_hand, read_text
-from strategies.protocol.settings import Settings, SettingsError, complete
+from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_value
 
 MOST = 2**20  # bytes of a file of settings
@@ -36,15 +36,6 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SettingsError(f"{where} cannot be read: {reason}") from error
-
-
-def changed_settings(text: str | None) -> Settings:
-    """The settings of a run: the defaults, with the changes in the text of a `--run-config`.
-
-    Raises:
-        SettingsError: The changes cannot be read or used, or name an unknown setting.
-    """
-    return Settings.parse(complete(changes_of([text] if text else [])))
 
 
 def read_config(path: Path) -> dict[str, Any]:

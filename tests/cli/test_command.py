@@ -254,3 +254,29 @@ def test_help_and_completion_import_no_other_package():
         text=True,
     )
     assert done.stdout.split() == ["hospital"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["preflight", "--data-dir", "."],
+        ["policy", "policy.toml"],
+        ["alone", "--data-dir", "."],
+        ["open", "a.npz"],
+        ["check"],
+        ["run"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_config_names_a_method_that_exists(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("client_app.afterwards.past_run.PastRun.find", lambda *_: None)
+    for keys in ("identity", "members"):
+        path = tmp_path / "hospital" / keys
+        path.parent.mkdir(exist_ok=True)
+        path.touch(mode=0o600)
+    monkeypatch.setattr("client_app.authority.identity.Identity.load", lambda *_: None)
+    own = ["--store-dir", tmp_path] if words[0] not in ("policy", "check", "run") else []
+    status, error = failed(capsys, *words, *own, "--run-config", "strategy='nothing'")
+    assert status == 2
+    assert "The setting 'strategy' is 'nothing'; it must be one of centralized, cwc" in error
