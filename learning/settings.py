@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from strategies.protocol.declared import (
     AboveZero,
     Amount,
-    OneOrMore,
+    Passes,
     Share,
     ShareAboveZero,
     ShareBelowOne,
@@ -146,7 +146,7 @@ class TwFSettings:
     masked: bool
     ewc: Amount  # λ of L_EwC
     teacher: Annotated[str, pattern("((public:)?/.*)?", f"an absolute file, {_ARCHIVE}, or empty")]
-    teacher_epochs: OneOrMore
+    teacher_epochs: Passes
 
 
 @declare

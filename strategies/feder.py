@@ -24,13 +24,13 @@ Deviations:
 The hospital's half: learning/learners/feder.py.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from strategies.engine.state import State
 from strategies.engine.strategy import HandsOn
 from strategies.engine.topology import random_ring, stay
 from strategies.engine.visit import Visit
-from strategies.protocol.declared import Count, declare
+from strategies.protocol.declared import bounds, declare
 from strategies.protocol.settings import Settings, require, rng_for
 
 
@@ -39,7 +39,7 @@ class FedERSettings:
     """The keys `feder.*` that the method reads; the learner reads the others."""
 
     variant: Literal["full", "buffer-only", "synthetic-only"]
-    buffer_size: Count
+    buffer_size: Annotated[int, bounds(0, 100_000)]
 
     def __post_init__(self) -> None:
         fits = self.buffer_size > 0 or self.variant != "synthetic-only"

@@ -44,7 +44,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, build_global
-from strategies.protocol.declared import Count, OneOrMore, declare, pattern
+from strategies.protocol.declared import Passes, bounds, declare, pattern
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.protocol.text import amount
@@ -61,8 +61,8 @@ class FilVerSettings:
 
     variant: Literal["sampled", "stats", "ebr"]
     pretrain: Annotated[str, pattern("first-hospital|pooled|none|public:/.*", _PRETRAIN)]
-    pretrain_epochs: OneOrMore
-    server_steps: Count
+    pretrain_epochs: Passes
+    server_steps: Annotated[int, bounds(0, 1_000_000)]
     offline: bool
 
 

@@ -77,6 +77,7 @@ Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out
 Count = Annotated[int, bounds(0, MOST)]
 OneOrMore = Annotated[int, bounds(1, MOST)]
 TwoOrMore = Annotated[int, bounds(2, MOST)]
+Passes = Annotated[int, bounds(1, 100_000)]  # rounds, or epochs; more take years
 Amount = Annotated[float, bounds(0, MOST)]
 AboveZero = Annotated[float, Field(gt=0, le=MOST)]
 Share = Annotated[float, bounds(0, 1)]

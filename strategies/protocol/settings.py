@@ -30,6 +30,7 @@ from strategies.protocol.declared import (
     Delta,
     Epsilon,
     OneOrMore,
+    Passes,
     Share,
     ShareBelowOne,
     TwoOrMore,
@@ -141,7 +142,7 @@ class DPSettings:
 class TrainSettings:
     """The training of a model at a hospital: the keys `train.*`."""
 
-    epochs: OneOrMore
+    epochs: Passes
     batch_size: TwoOrMore
     batch_sizes: Annotated[str, _numbers(2)]
     class_balance: Literal["none", "sampler", "loss"]
@@ -280,7 +281,7 @@ class Settings:
     """All settings of a run."""
 
     strategy: str
-    num_server_rounds: OneOrMore
+    num_server_rounds: Passes
     dataset: str
     partition: Literal["iid", "dirichlet", "classes", "site"]
     partition_alpha: AboveZero

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from learning.learners import LEARNERS
 from strategies.protocol import settings as settings_module
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults, rng_for
 from strategies.protocol.streams import task_at
@@ -27,7 +28,7 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num-server-rounds", 0, "The setting 'num-server-rounds' is 0; it must be 1 or more."),
+        ("num-server-rounds", 0, "The setting 'num-server-rounds' is 0; it must be 1 to 100000."),
         (
             "num-server-rounds",
             1.5,
@@ -68,6 +69,35 @@ def test_a_wrong_value_is_named(key, value, message):
     with pytest.raises(SettingsError) as error:
         Settings.parse({**run_config(), key: value})
     assert message in str(error.value)
+
+
+# Whole numbers without a limit of their own: the images, classes or hospitals of a run limit them,
+# or the time of a message, or the number of rounds (`tasks`).
+LIMITED_ELSEWHERE = {
+    *("partition-classes", "tasks", "task-classes", "num-folds", "min-hospitals", "seed"),
+    *("train.batch-size", "train.halve-every", "evaluate.every", "hop-timeout", "prepare-timeout"),
+    *("gan.k", "gan.iterations", "gan.projections", "release.min-class-images"),
+    "reservoir.batch-size",
+}
+
+
+def test_no_number_is_so_large_that_a_run_would_fill_the_memory_or_never_end():
+    """The server lists the rounds; a buffer of 10^9 images takes 64 GB at 8 pixels a side."""
+    numbers = {key for key, usual in all_defaults().items() if type(usual) is int}
+    assert {key for key in numbers if not is_refused(key, 10**9)} == LIMITED_ELSEWHERE
+
+
+def is_refused(key, value):
+    """Whether the settings, a method or a learner refuse a value."""
+    try:
+        for name in STRATEGIES:
+            settings = Settings.parse({**run_config(strategy=name), key: value})
+            strategy_of(settings)
+        for learner in LEARNERS.values():
+            learner.check(settings)
+    except SettingsError as error:
+        return f"'{key}' is {value}" in str(error)
+    return False
 
 
 PRIVATE = re.compile(r"(epsilon|delta|noise-multiplier|clipping-norm)$")
@@ -141,7 +171,7 @@ def test_a_missing_key_is_named():
 @pytest.mark.parametrize(
     ("strategy", "key", "value", "message"),
     [
-        ("feder", "feder.buffer-size", -1, "'feder.buffer-size' is -1; it must be 0 or more"),
+        ("feder", "feder.buffer-size", -1, "'feder.buffer-size' is -1; it must be 0 to 100000"),
         ("feder", "feder.variant", "half", "it must be one of full, buffer-only, synthetic-only"),
         ("fedrewind", "rewind.fraction", 0.5, "it must be 0 or more, and below 0.5"),
         ("centralized", "centralized.data", "all", "it must be one of real, synthetic, both"),
