@@ -53,7 +53,7 @@ from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
 from strategies.protocol.console import duration
-from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json
+from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json, write_whole
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.protocol.shapes import ShapeError, from_value
@@ -228,7 +228,7 @@ def reproduce(
 
         complete = run_missing(table, output, start)
     text = render(table, output, command)
-    (output / "table.md").write_text(text, encoding="utf-8")
+    write_whole(output / "table.md", text)
     print(f"\n{text}\nHow sure are the differences? uv run fedhandoff compare {output}")
     return complete
 
@@ -575,7 +575,7 @@ def run_missing(
         began = time.monotonic()
         try:
             result = start(folder, row, {**row.settings, **repeat.settings})
-            (result / "commit").write_text(commit(), encoding="utf-8")
+            write_whole(result / "commit", commit())
             summary = read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
         except RunFailed as error:

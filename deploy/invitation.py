@@ -135,7 +135,7 @@ def write_answer(folder: Path, invitation: Invitation) -> Path:
     file, public_key = folder / f"{name}.answer", folder / f"{name}.pub"
     # This certificate alone: a file of certificates could have more, which would be trusted, too.
     certificate = invitation.certificate.public_bytes(Encoding.PEM)
-    (folder / "ca.crt").write_bytes(certificate)
+    write_whole(folder / "ca.crt", certificate)
     key = " ".join(public_key.read_text().split()[:2])
     mac = _mac(_secret(invitation.token), invitation.hospital, key)
     content = {"hospital": invitation.hospital, "key": key, "mac": mac}
@@ -167,7 +167,7 @@ def accept(folder: Path, file: Path) -> str:
     if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
         raise DeployError(f"{file} does not answer the newest invitation of {name}.")
     public_key = folder / f"{name}.pub"
-    public_key.write_text(f"{answer.key} {name}\n")
+    write_whole(public_key, f"{answer.key} {name}\n")
     register(folder, public_key, name)
     _keep(folder, name, {"accepted": datetime.now(UTC).isoformat(timespec="seconds")})
     return name

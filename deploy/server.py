@@ -64,10 +64,11 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         lock(folder, "The server's SuperLink", fleet=fleet_address, control=address),
         TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
     ):
-        (folder / "config.toml").write_text(
+        write_whole(
+            folder / "config.toml",
             f"[superlink.{NAME}]\n"
             f'address = "{address}"\n'
-            f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n"
+            f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n",
         )
         forget_apps(folder)
         secret = write_secret(Path(private))

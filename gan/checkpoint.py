@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +34,7 @@ class Checkpoints:
                 content = _read(folder / "checkpoint.pt")
                 standing = _read_standing(content)
                 if content.get("first-phase") == self.first_phase and standing.phase > 1:
-                    shutil.copy(folder / "plain.pt", self.folder / "plain.pt")
+                    write_whole(self.folder / "plain.pt", _read(folder / "plain.pt"))
                     first = [each for each in standing.progress if each.phase == 1]
                     begun = Standing(2, 0, first[-1].seconds, first)
                     plain = {**_read(self.folder / "plain.pt"), "made-with": self.made_with}

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.protocol.extras import install_command
+from strategies.protocol.files import write_whole
 
 NAME = "ro-crate-metadata.json"
 PROFILES = {
@@ -82,8 +83,7 @@ def write_crate(folder: Path, contents: Contents, now: str) -> Path:
     for entity in _entities(folder, contents, hashes, now):
         crate.add_or_update_jsonld(entity)
     text = json.dumps(crate.metadata.generate(), indent=1, ensure_ascii=False)
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text + "\n")
+    write_whole(path, text + "\n")
     return path
 
 

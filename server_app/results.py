@@ -159,11 +159,11 @@ class Results:
     def _begin(self) -> State:
         keys = unflatten_dict(self._settings.run_config)
         self._config = tomli_w.dumps(keys)
-        (self.path / "config.toml").write_text(self._config, encoding="utf-8")
+        write_whole(self.path / "config.toml", self._config)
         (self.path / LOG).touch()
         state = State(Shelf(self._checkpoint), uuid.uuid4().hex)
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
-        (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
+        write_whole(self._checkpoint / "resume.toml", resume)
         self._claim()
         rounds = self._settings.num_server_rounds
         self._say(INFO, f"{self._settings.strategy}, {amount(rounds, 'round')}: {self.path}")
@@ -418,7 +418,8 @@ class Results:
         return summarise(record)
 
     def _write_matrix(self, summary: Summary) -> None:
-        with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
+        path = self.path / "accuracy_matrix.csv"
+        with replacing(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             corner = "model (accuracies with noise)" if isfinite(summary.noise) else "model"
             writer.writerow([corner, *map(inert, summary.hospitals)])

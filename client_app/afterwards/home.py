@@ -36,7 +36,7 @@ from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
 from learning.model_card import write_card
 from learning.models.whole import whole_network
-from strategies.protocol.files import FileError, expand, read_json, write_whole
+from strategies.protocol.files import FileError, expand, read_json, replacing, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -232,7 +232,8 @@ def export_model(store: Path, name: str, to: Path, onnx: bool) -> Path:
     if onnx:
         save_onnx(to, network, manifest)
     else:
-        shutil.copyfile(file, to)
+        with replacing(to) as draft:
+            shutil.copyfile(file, draft)
     return write_card(to, manifest)
 
 

@@ -25,7 +25,8 @@ STORES = Path(os.path.expanduser(os.environ.get("XDG_DATA_HOME", "~/.local/share
 def replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path`, which replaces `path` if the block ends without an error.
 
-    After an error the draft is removed. An error about the draft names `path`.
+    After an error the draft is removed. An error about the draft, or about a full disk, names
+    `path`.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -43,7 +44,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(draft):
+        if isinstance(error, OSError) and error.filename in (None, str(draft)):  # None: a full disk
             error.filename = str(path)
         raise
 
@@ -62,8 +63,18 @@ def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
     Raises:
         FileExistsError: There is such a file.
     """
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-        file.write(content)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    with open(path, "xb", buffering=0, opener=opener) as file:
+        try:
+            if file.write(content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            path.unlink()  # a part of a key would be in the way of the next attempt
+            error.filename = str(path)
+            raise
 
 
 def open_private(path: str, flags: int) -> int:

@@ -1,10 +1,12 @@
 """Files that are whole or not there at all."""
 
 import os
+import resource
+import signal
 
 import pytest
 
-from strategies.protocol.files import read_text, replacing
+from strategies.protocol.files import read_text, replacing, write_new, write_whole
 
 
 def test_an_error_names_the_file_and_not_its_draft(tmp_path):
@@ -50,3 +52,19 @@ def test_only_a_file_is_replaced(place, tmp_path):
     with pytest.raises(FileExistsError, match=f"not replaced: '{path}'"), replacing(path) as draft:
         draft.write_text("new")
     assert path.lstat().st_mode == kind
+
+
+@pytest.mark.parametrize("write", [write_whole, write_new])
+def test_a_full_disk_is_named_with_the_file_and_leaves_no_part(write, tmp_path):
+    """The limit of a file's size stands for a full disk."""
+    path, limits = tmp_path / "new", resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="new") as error:
+            write(path, bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert error.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []

@@ -14,6 +14,7 @@ from gan.pixel_range import from_bytes, to_bytes
 from gan.projection import PIXELS, SHOWN, histogram
 from gan.synthesis import save_grid
 from learning.samples import Samples
+from strategies.protocol.files import write_whole
 
 
 def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
@@ -77,4 +78,4 @@ def _follow(job: Job, source: Source, codes: Codes) -> None:
     far, _ = nearest(made, to_bytes(source.images), job.distance)
     lines = [f"{number},{each:.6g}\n" for number, each in enumerate(far.tolist(), 1)]
     text = "".join(["point,distance\n", *lines])
-    (job.pictures() / "path-distances.csv").write_text(text, encoding="utf-8")
+    write_whole(job.pictures() / "path-distances.csv", text)
