@@ -149,6 +149,8 @@ def names_of(folder: Path) -> dict[str, str]:
 def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
     """A server's hospitals, each with name, state and the state's start, both as Flower has them.
 
+    A hospital that has never connected has no start.
+
     Raises:
         DeployError: No SuperLink answers.
     """
@@ -157,7 +159,7 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
         (
             names.get(node["node-id"], f"node {node['node-id']}"),
             node["status"],
-            node["online-at"] if node["status"] == "online" else node["offline-at"],
+            node["online-at" if node["status"] == "online" else "offline-at"].replace("N/A", ""),
         )
         for node in nodes
         if node["status"] != "unregistered"

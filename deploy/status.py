@@ -51,7 +51,9 @@ def _server(folder: Path, facts: dict[str, str]) -> Lines:
     yield "listens", f"{facts.get('fleet')} for hospitals, {facts.get('control')} for you"
     try:
         for name, state, since in sorted(hospitals_of(folder)):
-            yield "hospital", f"{name}: {'connected' if state == 'online' else state} since {since}"
+            known = "connected" if state == "online" else state
+            when = f" since {since}" if since else ", never connected"
+            yield "hospital", f"{name}: {known}{when}"
         if run := last_run_of(folder):
             yield "last run", f"{run['run-id']}: {run['status']}"
     except DeployError as error:

@@ -210,7 +210,7 @@ def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkey
         assert status.status(folder)
     out = capsys.readouterr().out
     assert "hospital     graz: connected since 2026-11-22 14:49:19Z\n" in out
-    assert "hospital     node 18: registered since N/A\n" in out
+    assert "hospital     node 18: registered, never connected\n" in out
     assert "last run     5: finished:completed\n" in out
     assert "listens      0.0.0.0:9092 for hospitals, 127.0.0.1:8000 for you\n" in out
 
