@@ -8,7 +8,7 @@ certificates in PEM, and keys in the format of `ssh-keygen -t ecdsa -b 384`.
 import inspect
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -86,17 +86,22 @@ def check_key(path: Path) -> None:
     Raises:
         DeployError: The file cannot be read, or holds another kind of key.
     """
+    cure = "make another with `fedhandoff hospital key` and have it registered"
+    _read_key(path, serialization.load_ssh_private_key, cure)
+
+
+def _read_key(
+    path: Path, load: Callable[[bytes, None], object], cure: str
+) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes(), None)
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
         raise DeployError(
-            f"{path} cannot be read as a key ({error}): get a backup of it, or make "
-            "another with `fedhandoff hospital key` and have it registered."
+            f"{path} cannot be read as a key ({error}): get a backup of it, or {cure}."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise DeployError(
-            f"{path} is a key of another kind: make one with `fedhandoff hospital key`."
-        )
+        raise DeployError(f"{path} is a key of another kind, not an elliptic curve's: {cure}.")
+    return key
 
 
 def end_of(certificate: Path) -> datetime:
@@ -139,9 +144,13 @@ def _authority(folder: Path) -> Issuer:
     """The name and key of the authority in a folder; made if they do not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists() and key.exists():
-        private = serialization.load_pem_private_key(key.read_bytes(), None)
-        assert isinstance(private, ec.EllipticCurvePrivateKey)
-        return x509.load_pem_x509_certificate(certificate.read_bytes()).subject, private
+        cure = "make the server's certificate with your own program"
+        private = _read_key(key, serialization.load_pem_private_key, cure)
+        end_of(certificate)
+        read = x509.load_pem_x509_certificate(certificate.read_bytes())
+        if read.public_key() != private.public_key():
+            raise DeployError(f"{certificate} is not the certificate of {key}: get both again.")
+        return read.subject, private
     _must_be_new(certificate, key)
     return _issue(
         folder / "ca",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from requests.utils import should_bypass_proxies
 
@@ -90,6 +90,27 @@ def test_a_server_gets_a_new_certificate_of_the_same_authority(folder):
     make_authority(folder, ["new.example.org"])
     assert (folder / "ca.crt").read_bytes() == authority
     certificate(folder / "server.crt").verify_directly_issued_by(certificate(folder / "ca.crt"))
+
+
+@pytest.mark.parametrize("kind", ["damaged", "RSA", "password", "other"])
+def test_an_authority_that_cannot_sign_is_named(folder, kind):
+    """A consortium may bring its own authority; its key may be of any kind."""
+    for name in ("server.crt", "server.key"):
+        (folder / name).unlink()
+    key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP384R1())
+    hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if kind == "RSA":
+        key = rsa.generate_private_key(65537, 2048)
+    if kind == "password":
+        hidden = serialization.BestAvailableEncryption(b"secret")
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    text = b"no key" if kind == "damaged" else key.private_bytes(encoding, form, hidden)
+    (folder / "ca.key").write_bytes(text)
+    with pytest.raises(
+        DeployError, match=r"ca\.key (cannot be read|is a key of)|ca\.crt is not the"
+    ):
+        make_authority(folder, ["fl.example.org"])
+    assert not (folder / "server.key").exists()
 
 
 @pytest.mark.parametrize("name", ["fl.example.org:9092", "https://fl.example.org", "", "a b"])
