@@ -103,7 +103,8 @@ def test_the_commands_change_lines_and_keep_comments(tmp_path, monkeypatch, caps
     for refused, why in (
         (("add", "st.anna", keys["graz"]), "is a member: remove it before"),
         (("add", "gr\naz", keys["graz"]), "cannot be called"),
-        (("add", "graz", "AAAA"), "has no usable key"),
+        (("add", "graz", "AAAA"), "a key has 88 characters of base64, as `fedhandoff hospital"),
+        (("add", "graz", "="), "a key has 88 characters of base64, as `fedhandoff hospital"),
         (("remove", "graz"), "'graz' is no member"),
         (("remove",), "Say list, add NAME KEY, or remove NAME"),
     ):
