@@ -188,6 +188,9 @@ def dossier(
 
     private()
     store = store_dir / site
+    for given in (identity, members):
+        if given and not given.is_file():
+            raise ValueError(f"There is no file '{given}': give another one, or none.")
     own, trusted = identity or store / "identity", members or store / "members"
     keys = read_members(trusted) if trusted.is_file() else {}
     if own.is_file():  # `Identity.load` would make new keys

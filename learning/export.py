@@ -225,6 +225,8 @@ def _open(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
                     "The safetensors file has no manifest: it must be one that fedhandoff wrote."
                 )
             yield file, ModelManifest.from_json(text)
+    except FileNotFoundError as error:
+        raise ModelError("There is no such file.") from error
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"The model cannot be read as a safetensors file ({type(error).__name__})."

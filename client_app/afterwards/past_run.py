@@ -29,7 +29,7 @@ from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
-from strategies.protocol.files import FileError, read_json, read_text
+from strategies.protocol.files import FileError, open_checked, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
@@ -229,8 +229,11 @@ class PastRun:
         """This file or the default policy, whichever was in force at the end; else None."""
         last = self.policies[-1:]
         for path in (file, DEFAULTS):
-            if path and [hashlib.sha256(path.read_bytes()).hexdigest()] == last:
-                return path
+            if path:
+                with open_checked(path) as content:
+                    digest = hashlib.sha256(content.read()).hexdigest()
+                if [digest] == last:
+                    return path
         return None
 
     @property

@@ -134,6 +134,8 @@ def test_the_version_is_printed(capsys):
             ["policy", str(ROOT)],
             f"fedhandoff policy: The hospital's policy cannot be used: {ROOT} ",
         ),
+        (["dossier", "--identity", "/no/a"], "fedhandoff dossier: There is no file '/no/a'"),
+        (["dossier", "--members", "/no/a"], "fedhandoff dossier: There is no file '/no/a'"),
         (["crate", "~nobody2/a"], "fedhandoff crate: The home folder in '~nobody2/a' is unknown"),
         (
             ["check", "--run-config", "dataset='folder:~nobody2'"],

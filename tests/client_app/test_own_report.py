@@ -3,6 +3,7 @@
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -35,6 +36,7 @@ from learning.samples import Samples
 from pages.figures import assessment
 from pages.verdicts.home import AS_LONG, judge_home
 from pages.verdicts.model import is_useful
+from strategies.protocol.files import FileError
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
@@ -395,6 +397,9 @@ def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
     past = PastRun.find("graz", tmp_path, None)
     assert past.settings == {"seed": 2}
     assert past.policies == ["p1", "p2"]
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(FileError, match=r"pipe is no file"):
+        past.policy_file(tmp_path / "pipe")
     assert "The policy changed 1 times" in text_of(page(past, [], "", None))
 
 
