@@ -55,7 +55,7 @@ def predict(
     store_dir: StoreDir = STORE_DIR,
 ) -> bool:
     """Apply models to images, and write a table."""
-    from client_app.afterwards.home import SUFFIX, find_model, newest_run, read_mixture
+    from client_app.afterwards.home import SUFFIX, find_model, newest_run, place_of, read_mixture
     from client_app.afterwards.predicting import Predictor, write_predictions
     from client_app.datasets.unlabelled import list_images
 
@@ -70,7 +70,8 @@ def predict(
     files = [find_model(home, name) for name in model or ()]
     if ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
-    weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest_run(home))
+    newest = home if files else newest_run(home)
+    weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest)
     predictor = Predictor.load(weights)
     listing = list_images(data)
     if calibrate:
@@ -80,8 +81,10 @@ def predict(
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
     names = ", ".join(
-        f"{each.lineage} (round {each.round}{'' if files else f', weight {weight:.2f}'})"
-        for each, weight in zip(predictor.manifests, predictor.weights, strict=True)
+        f"{each.lineage} (round {each.round})"
+        if files
+        else f"{place_of(file, newest)} (round {each.round}, weight {weights[file]:.2f})"
+        for file, each in zip(weights, predictor.manifests, strict=True)
     )
     print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {names}: {output}")
     return bool(unusable)
