@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from learning.errors import ModelError
 from learning.models import Architecture
 from learning.packing import check_layout
+from strategies.protocol.archive import MOST
 from strategies.protocol.code import code_hash
 from strategies.protocol.extras import install_command
-from strategies.protocol.files import replacing
+from strategies.protocol.files import FileError, open_checked, replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings
 from strategies.protocol.shapes import SHAPE, ShapeError, from_json
@@ -218,19 +219,18 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_checked(path, MOST), safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(ENTRY)
             if text is None:
                 raise ModelError(
                     "The safetensors file has no manifest: it must be one that fedhandoff wrote."
                 )
             yield file, ModelManifest.from_json(text)
-    except FileNotFoundError as error:
-        raise ModelError("There is no such file.") from error
+    except FileError as error:
+        raise ModelError(str(error)) from error
     except (OSError, SafetensorError) as error:
-        raise ModelError(
-            f"The model cannot be read as a safetensors file ({type(error).__name__})."
-        ) from error
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise ModelError(f"The model cannot be read as a safetensors file ({reason}).") from error
 
 
 def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -57,11 +57,13 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
 
     Raises:
         ArchiveError: The file is no such archive.
+        FileError: It is a pipe or a device.
         OSError: The file cannot be read.
     """
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}
-    with _open_zip(file) as archive:
+    named = open_checked(file, MOST) if isinstance(file, Path) else nullcontext(file)
+    with named as opened, _open_zip(opened) as archive:
         _check_stored(archive)
         for entry in archive.infolist():
             content = archive.read(entry)

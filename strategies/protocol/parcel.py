@@ -309,6 +309,7 @@ def load(path: Path) -> RecordDict:
 
     Raises:
         ArchiveError: The file is no parcel.
+        FileError: It is a pipe or a device.
         OSError: The file cannot be read.
     """
     arrays, texts = archive.read(path)

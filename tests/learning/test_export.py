@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -108,9 +109,11 @@ def test_other_files_are_refused(saved, tmp_path):
     save_file(network.state_dict(), tmp_path / "bare")
     next(network.parameters()).data.view(-1)[3] = torch.nan  # every prediction would be class 0
     save_model(tmp_path / "nan", network, manifest_of(architecture()))
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     for name, reason in (
+        ("pipe", "pipe is no file"),
         ("cut", r"cannot be read as a safetensors file \(SafetensorError\)"),
-        ("none", "There is no such file"),
+        ("none", r"cannot be read as a safetensors file \(No such file or directory\)"),
         ("bare", "has no manifest"),
         ("nan", "The model of lineage 'graz' has weights that are no finite numbers"),
     ):
