@@ -70,6 +70,7 @@ def preflight(
     card, survey = examine(site, settings, store_dir, show if terminal else None, policy)
     if terminal:
         print(" " * 60, end="\r", file=sys.stderr)
+    print(f"Images: {path}")
     print(text(card))
     print(write_pages(store_dir / site / "preflight", card, survey))
     if policy:

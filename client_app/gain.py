@@ -10,8 +10,7 @@ training and test images. Each split gives three kinds of classifiers, as a run 
 λ and κ are chosen on training images. The seeds of the splits are 0, 1, ....
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from logging import INFO
@@ -23,7 +22,7 @@ from flwr.common import log
 from torch import Tensor
 
 from client_app.datasets import LocalData, open_data
-from client_app.datasets.own import LISTINGS, own_data
+from client_app.datasets.own import LISTINGS, name_images, own_data
 from client_app.errors import DataError
 from client_app.release.sums.own import training_images
 from client_app.store import DEFAULT
@@ -128,22 +127,13 @@ def measure_gains(
 def _list_classes(settings: Settings) -> set[str]:
     """The classes of a department; no image is opened, which would take half an hour."""
     kind, _, path = settings.dataset.partition(":")
-    with _name_folder(settings):
+    with name_images(settings):
         return {entry.label for entry in LISTINGS[kind](path).entries}
 
 
 def _open(settings: Settings, store: Path, classes: tuple[str, ...]) -> LocalData:
-    with _name_folder(settings):
+    with name_images(settings):
         return open_data(settings, 0, 1, classes, store)
-
-
-@contextmanager
-def _name_folder(settings: Settings) -> Iterator[None]:
-    """An error names the department's folder."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{settings.dataset.partition(':')[2]}: {error}") from error
 
 
 def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) -> Tests:

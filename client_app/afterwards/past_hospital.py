@@ -11,7 +11,7 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.facts import hashes
-from client_app.datasets.own import own_data
+from client_app.datasets.own import name_images, own_data
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from client_app.run import run_folder
@@ -45,8 +45,10 @@ def reopen_hospital(
     )
     chosen = tuple(policy.images.classes) if policy else None
     secret = secret_of(Store(past.folder)) if policy else b""
-    data = open_data(settings, 0, 1, tuple(own.classes), past.folder.parent, None, chosen, secret)
-    _check_same(past, data)
+    store, classes = past.folder.parent, tuple(own.classes)
+    with name_images(settings):
+        data = open_data(settings, 0, 1, classes, store, None, chosen, secret)
+        _check_same(past, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Hospital(
         past.site, settings, data.to(device), device, settings.model, Store(past.folder)

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from logging import ERROR, WARNING
@@ -247,3 +248,12 @@ def load_own(
             "fedhandoff preflight' shows details."
         )
     return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)
+
+
+@contextmanager
+def name_images(settings: Settings) -> Iterator[None]:
+    """An error names the folder or the manifest; only for commands at the hospital."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{settings.dataset.partition(':')[2]}: {error}") from error

@@ -279,7 +279,8 @@ def test_the_command(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert preflight(monkeypatch, *where) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[:2] == [
+    assert out.splitlines()[:3] == [
+        f"Images: {folder}",
         "40 images, 0 that cannot be used",
         "  a: 16 to train on, 4 to test on",
     ]
