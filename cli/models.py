@@ -64,6 +64,8 @@ def predict(
             print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     private()
+    if output.suffix == SUFFIX:
+        raise ValueError(f"--output is '{output}', a model: name a table, such as predictions.csv.")
     if ensemble and not model:
         raise ValueError("--ensemble averages a folder of models: name one with --model.")
     home = store_dir / site
@@ -135,6 +137,8 @@ def export(
     from client_app.afterwards.home import export_model
     from server_app.export import export
 
+    if to.suffix == ".md":
+        raise ValueError(f"--to is '{to}', the place of the card: name a file *.safetensors.")
     if result:
         card = export(result, model, to, onnx)
     else:

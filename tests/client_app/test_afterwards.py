@@ -336,6 +336,23 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     status, printed = call("open", tmp_path / "cut.npz", *given)
     assert status == 1
     assert "Not an archive of arrays" in printed.err
+    os.mkfifo(tmp_path / "pipe.npz")  # reading it would wait for ever
+    status, printed = call("open", tmp_path / "pipe.npz", *given)
+    assert status == 1
+    assert "pipe.npz is no file: move it away" in printed.err
+
+
+def test_no_output_takes_the_place_of_a_model_or_its_card(run, call, tmp_path):
+    images = run.place / "images" / "graz"
+    model = run.home("graz") / "graz.safetensors"
+    before = model.read_bytes()
+    asked = ("predict", *run.hospital("graz"), "--data", images, "--output", model)
+    status, printed = call(*asked)
+    assert (status, model.read_bytes()) == (2, before)
+    assert "graz.safetensors', a model: name a table, such as predictions.csv." in printed.err
+    status, printed = call("export", "graz", *run.hospital("graz"), "--to", tmp_path / "graz.md")
+    assert status == 2
+    assert "graz.md', the place of the card: name a file *.safetensors." in printed.err
 
 
 def table(path):
@@ -580,7 +597,9 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
     assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
     (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]
     assert alone["balanced_accuracy"]["value"] == event.metrics["balanced-accuracy"]
-    with pytest.raises(DataError, match="not the hospital's images of the run"):
+    with pytest.raises(
+        DataError, match=r"/images/\w+: These are not the hospital's images of the run"
+    ):
         exact(past, run.place / "images" / "linz")
 
 
