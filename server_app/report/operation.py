@@ -37,7 +37,8 @@ def figures(
     ]
     return {
         "took_part": _participation(summary),
-        "accounts": [[hospital, f"{epsilon:.2f}"] for hospital, epsilon in spent],
+        # As exact as the policy's limit: a small ε is not 0.
+        "accounts": [[hospital, f"{round(epsilon, 3):g}"] for hospital, epsilon in spent],
         "sums": summary.strategy == "sums",
         "delta": flat.get("sums.delta" if summary.strategy == "sums" else "train.dp.delta"),
         "failures": _failures(summary),

@@ -211,13 +211,13 @@ def test_participation_and_failures_are_named():
 
 def test_privacy_accounts_are_shown_where_there_are_any(events):
     told = [
-        replace(e, metrics={**e.metrics, "epsilon-spent": 2.5}) if e.verb == "train" else e
+        replace(e, metrics={**e.metrics, "epsilon-spent": 0.00212}) if e.verb == "train" else e
         for e in events
     ]
     text = text_of(fake_run(told, train__dp__delta=1e-4).page())
     assert "Privacy accounts Models were trained with differential privacy (DP-SGD)." in text
     assert "δ is 0.0001." in text
-    assert "A 2.50" in text
+    assert "A 0.002" in text
     text = text_of(fake_run(told, "sums", sums__delta=1e-6).page())
     assert "Privacy accounts Sums of features have noise for differential privacy." in text
     assert "δ is 1e-06." in text
