@@ -64,7 +64,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
 
 
 def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The image counts of each hospital, and its latest figures of the model."""
+    """The image counts of each hospital, and its figures of the model since its last visit."""
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}
     trained: set[str] = set()
@@ -82,6 +82,8 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
             images[event.hospital] = counts
         if event.verb.startswith("train"):
             trained.add(event.hospital)
+            if event.lineage == label.lineage:  # hospitals have tested an older model
+                tested = {}
         version = (event.lineage, event.hop, event.epochs)
         newest = version == (label.lineage, label.hop, label.epochs)
         if event.verb == "evaluate" and newest:

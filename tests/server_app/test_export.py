@@ -29,9 +29,13 @@ def result(tmp_path):
     (results.path / "parcels").mkdir()
     save(pack_network(network, label), results.path / "parcels" / "graz.npz")
     results.record(Event("query.prepare", 0, 0, "graz", metrics={"num-train": 40, "num-test": 10}))
-    for round_, accuracy in ((1, 0.5), (2, 0.9)):
+    for round_, accuracy, testers in ((1, 0.5, ("graz", "linz")), (2, 0.9, ("graz",))):
+        results.record(Event("train", round_, 1, "graz", "graz", epochs=3))
         metrics = {"num-examples": 10.0, "accuracy": accuracy, "seconds-evaluate": 1.0}
-        results.record(Event("evaluate", round_, 1, "graz", "graz", metrics=metrics, epochs=3))
+        for hospital in testers:
+            results.record(
+                Event("evaluate", round_, 1, hospital, "graz", metrics=metrics, epochs=3)
+            )
     failed = Event("evaluate", 2, 1, "linz", "graz", "timeout", "No answer.", epochs=3)
     results.record(failed)
     return results.path, network
