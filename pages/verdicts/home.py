@@ -24,7 +24,7 @@ AS_LONG = "trained alone as long"  # the name of the hospital's own model
 ABOUT_GAIN = (
     "Differences in points of percent, with 95 % intervals over splits of the patients. Alone: a "
     "classifier of one department's images. Taking part: a classifier of the sums of all "
-    "departments; for its own patients a department counts its own sums more. Nothing left this "
+    "departments; for its own patients a department may count its own sums more. Nothing left this "
     "machine."
 )
 SAME = "no interval: the same on every split"
