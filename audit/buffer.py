@@ -30,7 +30,7 @@ above the limit by chance, there is no decision. The AUC covers all images at on
 thousand test images for a decision, so it can refuse a buffer but lets none pass.
 
 The positive control is the same buffer with near-copies of members in place of some of its images.
-If the attacks do not notice even half of near-copies, the images are too few for a decision.
+If the attacks do not notice even half of near-copies, they cannot decide either.
 
 Shapes: `N` images, `S` synthetic ones, `R` references, `C` channels, `H, W` pixels, `D` numbers of
 a small image, `K` shadows.
@@ -162,8 +162,8 @@ class Attacked:
             refusal = "An attack on them reveals more than their guarantee (ε) allows."
         elif self.verdict == "too small to tell" and not untested:
             refusal = (
-                "The hospital has too few images for attacks to exclude a leak, and "
-                "release.untested (or the policy) does not allow such a release."
+                "The attacks are too weak here to exclude a leak (usually because of few images), "
+                "and release.untested (or the policy) does not allow such a release."
             )
         leak = self.leak
         evidence = {**asdict(self), "leak": leak and asdict(leak), "verdict": self.verdict}

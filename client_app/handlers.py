@@ -28,7 +28,7 @@ from strategies.protocol.text import amount
 
 # The sentence on a card about a buffer that no attack has tested.
 UNTESTED = {
-    "too small to tell": "The hospital has too few images to measure their leak by an attack.",
+    "too small to tell": "The attacks on them were too weak to exclude a leak.",
     "not attacked": "No attack was tried on them.",
 }
 # The errors for which a model is not tested.

@@ -297,7 +297,9 @@ def written(**changes: Any) -> dict[str, Any]:
 def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     yield {}, "They notice if 25% of the images are near-copies"
     few = {"verdict": "too small to tell", "leak": None, "noticed": None}
-    yield few, "Too small to tell: with so few images"
+    yield few, "did not notice near-copies that were mixed in on purpose. So their failure proves"
+    yield {**few, "noticed": 0.25}, "There are too few images to exclude a leak above the limit."
+    yield few, "The settings and the policy allow such a release"
     yield {**few, "trials": ()}, "no attack could be tried"
     yield {**few, "leak": interval(0.1)}, "not even half of the images"
     yield {"verdict": "not attacked"}, "No attack was tried"
@@ -313,6 +315,12 @@ def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
 def test_the_page_says_what_came_of_the_attacks(attacked, words):
     claimed = {"gan-private": 1.0, "gan-epsilon": 1.0, "gan-delta": 1e-5}
     assert words in text_of(page(written(attacked=attacked, generator=claimed), "0" * 64, "key="))
+
+
+def test_the_dossier_of_a_simulation_names_no_policy():
+    few = {"verdict": "too small to tell", "leak": None, "noticed": None}
+    text = text_of(page(written(attacked=few, policy=None), "0" * 64, ""))
+    assert "The settings allow such a release" in text
 
 
 def test_every_answer_says_what_is_not_shown():

@@ -27,7 +27,7 @@ MOST_REFERENCES = 500  # test images of either half
 SAID = {
     "passed": "attacks on its synthetic {} reveal less about training members than the limit",
     "refused": "attacks on its synthetic {} reveal training members, perhaps more than the limit",
-    "too small to tell": "it has too few images for a verdict of attacks on its synthetic {}",
+    "too small to tell": "attacks on its synthetic {} are too weak to exclude a leak",
     "not attacked": "its synthetic {} were not attacked",
 }
 

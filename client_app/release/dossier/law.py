@@ -24,7 +24,7 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     verdict = attacked.get("verdict", "not attacked")
     tried = {
         "passed": "The attacks of section 3 revealed less about training members than the limit.",
-        "too small to tell": "The hospital has too few images for attacks to exclude a leak above "
+        "too small to tell": "The attacks of section 3 are too weak here to exclude a leak above "
         "the limit. This is no evidence against a leak.",
         "not attacked": "No attack was tried: the settings of this release ask for none.",
     }[verdict]

@@ -91,8 +91,8 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
         case "too small to tell":
             yield (
                 "open",
-                "It is unknown whether the images reveal training members: the hospital has too "
-                "few images for this test (section 3).",
+                "It is unknown whether the images reveal training members: the attacks are too "
+                "weak here to exclude it (section 3).",
             )
         case _:
             yield "open", "The images were not attacked: the settings ask for none (section 3)."
