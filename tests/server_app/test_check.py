@@ -126,7 +126,7 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("strategy='fedavg' enrolment='S5'", "'S5': it is no absolute path. It must be S1, S2, "),
         ("seed=[1,2]", "--run-config cannot be read: "),
         ("nowhere.toml", "--run-config names nowhere.toml, which cannot be read: No such file"),
-        ("train.epochs=0", "'train.epochs' is 0; it must be 1 or more"),
+        ("train.epochs=0", "'train.epochs' is 0; it must be 1 to 100000"),
         ("train.epochs='many'", "'train.epochs' is 'many'; it must be a whole number"),
         ("train.augment='flap'", "'train.augment' is 'flap'; it must be one of none, flip"),
         ("strategy='cwt' asynchronous=true", "must be false with the strategy 'cwt': on its fixed"),
