@@ -104,9 +104,9 @@ def open_data(
         )
     if are_too_few(train, test):
         raise DataError(
-            f"Hospital {hospital_index} of {hospitals} has too few images: it needs 2 to train on "
-            "and 1 to test on. Use fewer hospitals, a larger partition-alpha, test-fraction or "
-            "validation-fraction, or another partition."
+            f"Hospital {hospital_index + 1} of {hospitals} has too few images: the split must "
+            "leave 2 to train on and 1 to test on. Use fewer hospitals, a larger partition-alpha, "
+            "test-fraction or validation-fraction, or another partition."
         )
 
     def part(chosen: Indices) -> LocalSamples:

@@ -570,7 +570,7 @@ def test_unknown_data_sets_list_the_choices(name):
 
 def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
-    with pytest.raises(DataError, match="Hospital 59 of 60 has too few images"):
+    with pytest.raises(DataError, match="Hospital 60 of 60 has too few images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
 
 

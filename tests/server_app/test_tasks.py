@@ -119,6 +119,17 @@ def test_with_streams_of_their_own_nothing_is_learnt_at_one_time():
     assert 'class="border"' not in page
 
 
+def test_rounds_with_other_test_images_have_no_best_one():
+    run = in_tasks()
+    in_one = replace(run.summary, best_round=2, tasks={})
+    page, of_one = (
+        run._replace(summary=each).page()
+        for each in (replace(in_one, tasks=run.summary.tasks), in_one)
+    )
+    assert "The best round was 2." in of_one
+    assert "The best round" not in page
+
+
 def test_of_models_that_are_not_tested_everywhere_those_held_count():
     """A holds the model."""
     assert summary(TOLD, cross=False).tasks["matrix"][1][:2] == pytest.approx([1.0, 0.9])
