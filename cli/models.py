@@ -72,8 +72,8 @@ def predict(
     files = [find_model(home, name) for name in model or ()]
     if ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
-    newest = home if files else newest_run(home)
-    weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest)
+    newest = None if files else newest_run(home)
+    weights = read_mixture(newest) if newest else dict.fromkeys(files, 1.0)
     predictor = Predictor.load(weights)
     listing = list_images(data)
     if calibrate:
@@ -83,9 +83,9 @@ def predict(
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
     names = ", ".join(
-        f"{each.lineage} (round {each.round})"
-        if files
-        else f"{place_of(file, newest)} (round {each.round}, weight {weights[file]:.2f})"
+        f"{place_of(file, newest)} (round {each.round}, weight {weights[file]:.2f})"
+        if newest
+        else f"{each.lineage} (round {each.round})"
         for file, each in zip(weights, predictor.manifests, strict=True)
     )
     print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {names}: {output}")

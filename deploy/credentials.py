@@ -110,6 +110,10 @@ def end_of(certificate: Path) -> datetime:
     Raises:
         DeployError: The certificate cannot be read, has expired, or is not valid yet.
     """
+    return _read_certificate(certificate).not_valid_after_utc
+
+
+def _read_certificate(certificate: Path) -> x509.Certificate:
     try:
         read = x509.load_pem_x509_certificate(certificate.read_bytes())
     except (OSError, ValueError) as error:
@@ -125,7 +129,7 @@ def end_of(certificate: Path) -> datetime:
             f"and this machine's clock shows {now:%Y-%m-%d %H:%M}. Set the clock if it is wrong; "
             "else the operator makes a new certificate (docs/deployment.md, step 1)."
         )
-    return last
+    return read
 
 
 def _alternative(name: str) -> x509.GeneralName:
@@ -146,8 +150,7 @@ def _authority(folder: Path) -> Issuer:
     if certificate.exists() and key.exists():
         cure = "make the server's certificate with your own program"
         private = _read_key(key, serialization.load_pem_private_key, cure)
-        end_of(certificate)
-        read = x509.load_pem_x509_certificate(certificate.read_bytes())
+        read = _read_certificate(certificate)
         if read.public_key() != private.public_key():
             raise DeployError(f"{certificate} is not the certificate of {key}: get both again.")
         return read.subject, private
