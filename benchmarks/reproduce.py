@@ -31,6 +31,7 @@ certain the differences between rows are.
 """
 
 import csv
+import os
 import re
 import tempfile
 import time
@@ -198,7 +199,7 @@ def reproduce(
     described |= {key: value for key, value in changes.items() if value}
     table = check_table(described | {"rows": choose(described["rows"], rows)}, data)
     usual = Path.home() / "fedhandoff" / "benchmarks" / Path(name or "sweep").stem
-    output = (output or usual).resolve()
+    output = Path(os.path.realpath(output or usual))
     for row in table.rows:
         _check_here(row, table.repeats[0], output)
         if row.losses != NONE and not workers:

@@ -1,5 +1,6 @@
 """Commands for simulated runs and their results."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -193,7 +194,7 @@ def reproduce(
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks.reproduce import reproduce
 
-    folders = [expand(each).resolve() for each in data.split(",") if each]
+    folders = [Path(os.path.realpath(expand(each))) for each in data.split(",") if each]
     try:
         numbers = [int(each) for each in seeds.split(",")] if seeds else None
     except ValueError as error:

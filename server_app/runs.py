@@ -60,7 +60,7 @@ class CompletedRun:
 def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
     """All runs in some places: result directories, or folders that contain some at any depth."""
     runs, left_out = [], []
-    for place in dict.fromkeys(expand(path).resolve() for path in places):
+    for place in dict.fromkeys(Path(os.path.realpath(expand(path))) for path in places):
         found = list(islice(_directories(place), MOST_RUNS))
         if not found:
             reason = "holds no run" if place.is_dir() else "is no folder"
