@@ -312,6 +312,7 @@ def test_the_page_follows_a_run_to_its_end(browser, screen, tmp_path, monkeypatc
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto((results.path / "report.html").as_uri())
     assert "0 of" in page.inner_text("[role=status]")
+    page.wait_for_timeout(200)  # until the next report is due, on a fast machine, too
     for event in RUNS["one_missing"]().events:
         if event.round > 2:
             break
