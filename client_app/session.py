@@ -56,20 +56,22 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))
-    # One process may serve many simulated hospitals. In a deployment it serves one: there a server
-    # that asks for many sessions must not fill the memory.
-    if not simulated and _session.cache_info().currsize > 2:
-        _session.cache_clear()
-    session = _session(_Inputs(text, context, name, classes))
+    open_session = _simulated_session if simulated else _real_session
+    session = open_session(_Inputs(text, context, name, classes))
     # Another run in this process may have set another number of threads (see `open_hospital`).
     prepare_cpu(session.hospital.settings.cpu_threads)
     return session
 
 
-@lru_cache(maxsize=64)
-def _session(inputs: _Inputs) -> Session:
+def _open(inputs: _Inputs) -> Session:
     hospital = open_hospital(inputs.context, inputs.name, inputs.classes)
     own = own_config(inputs.context)
     part = [own.get(key) for key in SIMULATED]
     strategy = strategy_of(Settings.parse(inputs.context.run_config))
     return Session(hospital, strategy, f"{hospital.data.fingerprint}, part {part}")
+
+
+_simulated_session = lru_cache(maxsize=64)(_open)  # one process may serve many hospitals
+# A real hospital has one process. A run asks for two sessions, before and after the classes are
+# known. A server that asks for many must not fill the memory.
+_real_session = lru_cache(maxsize=2)(_open)

@@ -77,7 +77,7 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
 
     def asked(verb, classes, run="1"):
         hospital_module._data_on.cache_clear()  # as in another process
-        session._session.cache_clear()
+        session._simulated_session.cache_clear()
         order = Order(0, 0, "", classes, "plain", run, code=code_hash())
         return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)
 
@@ -100,6 +100,14 @@ def test_a_real_hospital_forgets_removed_images_before_the_next_run(tmp_path):
     assert session.session_for(place, "", (), "1") is first
     data = [session.session_for(place, "", (), run).hospital.data for run in "12"]
     assert [len(each.train) + len(each.test) for each in data] == [24, 23]
+
+
+def test_a_real_hospital_keeps_the_session_of_its_run_after_earlier_runs(tmp_path):
+    """And of the earlier runs at most one, so that their images do not fill the memory."""
+    place = deployed(tmp_path)
+    first, *_, last = [session.session_for(place, "", (), run) for run in "123"]
+    assert session.session_for(place, "", (), "3") is last
+    assert session.session_for(place, "", (), "1") is not first
 
 
 def test_preparing_gives_sizes_and_a_first_model(tmp_path):
