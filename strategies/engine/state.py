@@ -4,7 +4,7 @@ The state has no random numbers: they follow from the seed, the round, the hop a
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -168,7 +168,7 @@ class State:
     def to_json(self) -> dict[str, Any]:
         """The state in types that JSON has."""
         facts = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
-        models = {name: asdict(model) for name, model in self.models.items()}
+        models = {name: vars(model) for name, model in self.models.items()}
         return facts | {"models": models, "delivered": sorted(self.delivered)}
 
     @classmethod
