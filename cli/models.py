@@ -162,7 +162,7 @@ def alone(
 ) -> None:
     """Train a model on the hospital's own images, for its mixture.
 
-    The training takes as long as in the run.
+    It is trained for as many rounds as the run has.
     """
     from client_app.afterwards.alone import settings_of, train_alone
     from client_app.afterwards.past_run import PastRun

@@ -21,7 +21,7 @@ from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError
 from pages.figures import Assessment, assessment
-from pages.verdicts.home import AS_LONG
+from pages.verdicts.home import ALL_ROUNDS
 from strategies.protocol.order import Order
 
 
@@ -54,7 +54,7 @@ def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
         own_outputs = details.outputs("", load_file(past.alone_file)[0].to(hospital.device))
     if figures := details.alone_figures(own_outputs):
         rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
-        rows[-1]["model"] = AS_LONG if longer else past.site
+        rows[-1]["model"] = ALL_ROUNDS if longer else past.site
     outputs: list[Outputs] = []
     for lineage, file in past.files.items():
         outputs.append(details.outputs("", load_file(file)[0].to(hospital.device)))

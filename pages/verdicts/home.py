@@ -20,7 +20,7 @@ from pages.verdicts.model import (
 )
 from strategies.protocol.names import join_names
 
-AS_LONG = "trained alone as long"  # the name of the hospital's own model
+ALL_ROUNDS = "trained alone for all rounds"  # the name of the hospital's own model
 ABOUT_GAIN = (
     "Differences in points of percent, with 95 % intervals over splits of the patients. Alone: a "
     "classifier of one department's images. Taking part: a classifier of the sums of all "
@@ -44,7 +44,7 @@ def own_model(rows: Sequence[Assessment]) -> Assessment | None:
 
 def own_name(own: Assessment | None) -> str:
     """The words for the hospital's own model in a sentence."""
-    return AS_LONG if own and own["model"] == AS_LONG else "before the first hand-off"
+    return ALL_ROUNDS if own and own["model"] == ALL_ROUNDS else "before the first hand-off"
 
 
 def model_name(row: Assessment) -> str:
@@ -53,15 +53,15 @@ def model_name(row: Assessment) -> str:
 
 
 def is_own_better(best: Assessment, own: Assessment | None) -> bool:
-    """Whether the model that the hospital trained alone as long is shown to be better."""
-    return best["compared"] == "worse" and own_name(own) == AS_LONG
+    """Whether the model that the hospital trained alone for all rounds is shown to be better."""
+    return best["compared"] == "worse" and own_name(own) == ALL_ROUNDS
 
 
 def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
     """The advice on the model to use, with the reason and the objections."""
     own, name, figure = own_model(rows), model_name(best), number(best["balanced_accuracy"])
     if is_own_better(best, own):
-        text = f"{site}'s own, {AS_LONG}: the best of the others, {name} (balanced accuracy "
+        text = f"{site}'s own, {ALL_ROUNDS}: the best of the others, {name} (balanced accuracy "
         text += f"{figure}), is worse here."
     elif not is_useful(best):
         return (

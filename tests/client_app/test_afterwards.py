@@ -646,7 +646,7 @@ def test_heads_on_features_are_used_at_home_as_whole_networks(call, tmp_path, mo
         assert torch.equal(head.state_dict()[name], tensor)
     status, printed = call("report", "--data-dir", images, "--to", page, *at_home)
     assert status == 0, printed.err
-    assert "trained alone as long" in page.read_text()
+    assert "trained alone for all rounds" in page.read_text()
     status, printed = call(*asked, *at_home, "--run-config", "train.freeze='body' seed=4")
     assert status == 2
     assert "The SHA-256 of the frozen weights is" in printed.err

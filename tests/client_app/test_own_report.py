@@ -34,7 +34,7 @@ from learning.evaluation import probabilities
 from learning.export import load_model
 from learning.samples import Samples
 from pages.figures import assessment
-from pages.verdicts.home import AS_LONG, judge_home
+from pages.verdicts.home import ALL_ROUNDS, judge_home
 from pages.verdicts.model import is_useful
 from strategies.protocol.files import FileError
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -158,7 +158,7 @@ def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, 
 
 
 @pytest.mark.slow
-def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
+def test_a_model_trained_alone_for_all_rounds_is_what_others_are_compared_with(
     place, run, report, tmp_path
 ):
     status, printed = run(place, "alone", *own(place))
@@ -193,8 +193,8 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
     right = probabilities(network, data.test.images, 1e12).argmax(1).numpy() == labels
     balanced = np.mean([right[labels == k].mean() for k in (0, 1)])
     text = text_of(report(place, *own(place))[2])
-    assert f"its own, trained alone as long | {balanced:.3f} (" in text
-    assert "on graz's own test images, than graz's own model trained alone as long." in text
+    assert f"its own, trained alone for all rounds | {balanced:.3f} (" in text
+    assert "on graz's own test images, than graz's own model trained alone for all rounds." in text
     assert "before the first hand-off" not in text
 
 
@@ -247,11 +247,11 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     past = PastRun.find("graz", place / "store", None)
     of = {"num-examples": 40.0, "images-of-class-0": 20.0, "images-of-class-1": 20.0}
     good = of | estimate("balanced-accuracy", 0.9)
-    own_one = assessment("standalone", AS_LONG, "graz", good, "ab")
+    own_one = assessment("standalone", ALL_ROUNDS, "graz", good, "ab")
     worse = of | estimate("balanced-accuracy", 0.7) | estimate("gain", -0.2)
     other = assessment("model", "wien", "graz", worse, "ab")
     told = advice(past, [own_one, other])
-    best = "graz's own, trained alone as long: the best of the others, 'wien'"
+    best = "graz's own, trained alone for all rounds: the best of the others, 'wien'"
     assert told["advice"].startswith(best)
     assert told["model"] == f"{past.run}/alone/graz"
 

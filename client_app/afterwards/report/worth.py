@@ -67,7 +67,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         ],
         "own": own_name(alone),
         "own_known": alone is not None,
-        "as_long": past.alone_file.exists(),
+        "all_rounds": past.alone_file.exists(),
         "by_class": _recall_picture(best, alone),
         "best": _class_by_class(best),
         "others": [_class_by_class(row) for row in shown if row is not best],
