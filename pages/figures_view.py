@@ -71,7 +71,7 @@ def confusion(
 ) -> tuple[list[str], list[list[str]]]:
     """The head and the rows of the confusion matrix; rows are true classes."""
     rows = [
-        [name, *("not reported" if n is None else whole_number(n) for n in row)]
+        [name, *("none reported" if n is None else whole_number(n) for n in row)]
         for name, row in zip(classes, counts, strict=True)
     ]
     return ["the image shows ↓, the answer is →", *classes], rows
