@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.datasets.files import UnusableImage, read_file
+from client_app.datasets.files import read_file
+from client_app.datasets.files.image import UnusableImage
 from client_app.datasets.library import prepare
 from client_app.datasets.listing import (
     Entry,

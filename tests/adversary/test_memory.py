@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from client_app.authority.limits import check_model, decoding_threads
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import files
-from client_app.datasets.files import UnusableImage
+from client_app.datasets.files.image import Header, UnusableImage
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
 from learning import packing
@@ -275,7 +275,7 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(folder, tmp_path, size, m
 
 def test_as_many_images_are_decoded_at_a_time_as_memory_allows(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    largest = files.Header("DICOM", 8192, 8192, 1, 16).memory
+    largest = Header("DICOM", 8192, 8192, 1, 16).memory
     assert decoding_threads(MachineRules(16, 200), largest) == 4
     assert decoding_threads(MachineRules(16, 200), 10**6) == 16
     assert decoding_threads(MachineRules(1, 200), largest) == 1

@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_app.datasets import library
-from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
+from client_app.datasets.files import read_header, read_pixels
+from client_app.datasets.files.image import Header, UnusableImage
 from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form
