@@ -129,31 +129,63 @@ def examine(
     if not found.entries:
         ignored = dict(found.ignored)
         return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
+    sides, too_few = _split_sides(found, settings, secret)
+    findings += too_few
+    card = _describe(hospital, found, sides, chosen, findings, store)
+    if not any(found.named_groups):
+        text = "No patients or groups of images are named."
+        advice = "If a patient has several images, name patients: column 'patient', or subfolders."
+        findings.append(Finding("no-groups", text, advice, "note"))
+    findings.extend(_doubts(card, settings))
+    if card.verdict != "red":
+        findings.extend(rehearse(hospital, settings, store, policy))
+    order = ("red", "amber", "note")
+    findings.sort(key=lambda finding: order.index(finding.level))
+    return card, found
+
+
+def _split_sides(
+    found: Survey, settings: Settings, secret: bytes
+) -> tuple[dict[str, Indices], list[Finding]]:
+    """The training and the test images as the hospital splits them, and what hinders this."""
     pool = found.pool()
     everything = np.arange(len(pool.labels))
-    train = test = everything[:0]
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
-        if are_too_few(train, test):
-            text = f"There are {amount(len(train), 'image')} to train on and {len(test)} to test on"
-            text += f", of {len(set(found.groups))} patients or groups, each on one side."
-            advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
-            findings.append(Finding("too-few-images", text, advice))
     except (DataError, SettingsError) as error:
-        findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
-    sides, groups = {"train": train, "test": test}, np.array(found.groups)
+        finding = Finding("no-split", str(error), "Change the setting, or the images.")
+        return {"train": everything[:0], "test": everything[:0]}, [finding]
+    sides = {"train": train, "test": test}
+    if not are_too_few(train, test):
+        return sides, []
+    text = f"There are {amount(len(train), 'image')} to train on and {len(test)} to test on"
+    text += f", of {len(set(found.groups))} patients or groups, each on one side."
+    advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
+    return sides, [Finding("too-few-images", text, advice)]
+
+
+def _describe(
+    hospital: str,
+    found: Survey,
+    sides: dict[str, Indices],
+    chosen: dict[str, object],
+    findings: list[Finding],
+    store: Path,
+) -> Card:
+    """The card of images that can be used; `findings` may grow later."""
+    pool, groups = found.pool(), np.array(found.groups)
     of_class = {
         name: {side: some[pool.labels[some] == number] for side, some in sides.items()}
         for number, name in enumerate(pool.classes)
     }
-    named = any(found.named_groups)
+    patients = _count_each(of_class, lambda some: len(np.unique(groups[some])))
     where = [entry.where for entry in found.entries]
-    sketches, varied = _sketches(found)
-    near = [[where[a], where[b]] for a, b in _near_copies(sketches, train, test)]
-    copies = _copies(found)
     labels = {entry.where: entry.label for entry in found.entries}
+    sketches, varied = _sketches(found)
+    near = _near_copies(sketches, sides["train"], sides["test"])
+    copies = _copies(found)
     headers = [header for header in found.images.headers if header]
-    card = Card(
+    return Card(
         hospital,
         str(found.listing.source),
         chosen,
@@ -163,27 +195,17 @@ def examine(
         ignored=dict(found.ignored),
         classes=_count_each(of_class, len),
         groups=len(np.unique(groups)),
-        patients=_count_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
+        patients=patients if any(found.named_groups) else {},
         kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
         sizes=_counts(f"{h.width} x {h.height}" for h in headers),
         copies=copies,
-        near_copies=near,
+        near_copies=[[where[a], where[b]] for a, b in near],
         contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
         constant=_names(where, ~varied),
         inverted=_names(where, _find_inverted(sketches)),
         bytes_on_disk=found.images.pixels.nbytes,
         bytes_free=shutil.disk_usage(store).free,
     )
-    if not named:
-        text = "No patients or groups of images are named."
-        advice = "If a patient has several images, name patients: column 'patient', or subfolders."
-        findings.append(Finding("no-groups", text, advice, "note"))
-    order = ("red", "amber", "note")
-    findings.extend(_doubts(card, settings))
-    if card.verdict != "red":
-        findings.extend(rehearse(hospital, settings, store, policy))
-    findings.sort(key=lambda finding: order.index(finding.level))
-    return card, found
 
 
 def _unreadable_file(error: DataError) -> list[Unusable]:
