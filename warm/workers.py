@@ -96,7 +96,8 @@ class Workers:
         except (EOFError, OSError):
             reason = (
                 f"The hospital's process ended with code {self._end(worker)} (-9 is usually "
-                "out of memory): give the machine more memory, or use fewer workers."
+                "out of memory): give the machine more memory, use fewer workers, or lower "
+                "train.batch-size."
             )
             return Message(Error(Failure.CRASHED, reason), reply_to=message)
         worker.message = None
