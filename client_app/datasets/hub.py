@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from client_app.authority.limits import check_images
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import read_file, read_pixels
-from client_app.datasets.files.image import UnusableImage
+from client_app.datasets.image import UnusableImage
 from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import Form, stack
 from client_app.errors import DataError

@@ -33,7 +33,7 @@ from torch import Tensor
 from client_app.authority.limits import check_disk, decoding_threads
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import read_file, read_header, read_pixels
-from client_app.datasets.files.image import Header, UnusableImage
+from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, common_size
 from client_app.store import hold_lock

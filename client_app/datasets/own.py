@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.authority.policy import MachineRules
-from client_app.datasets.files.dicom import NO_PICTURE
+from client_app.datasets.dicom import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from client_app.datasets.files import read_file
-from client_app.datasets.files.image import UnusableImage
+from client_app.datasets.image import UnusableImage
 from client_app.datasets.library import prepare
 from client_app.datasets.listing import (
     Entry,

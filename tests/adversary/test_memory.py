@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from client_app.authority.limits import check_model, decoding_threads
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import files
-from client_app.datasets.files.image import Header, UnusableImage
+from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
 from learning import packing

@@ -24,8 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_app.datasets import files
-from client_app.datasets.files.image import MAX_PIXELS, Header, UnusableImage
-from client_app.datasets.files.picture import FORMATS
+from client_app.datasets.files import FORMATS
+from client_app.datasets.image import MAX_PIXELS, Header, UnusableImage
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)  # [H, W, C]
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from client_app.datasets import library
 from client_app.datasets.files import read_header, read_pixels
-from client_app.datasets.files.image import Header, UnusableImage
+from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form

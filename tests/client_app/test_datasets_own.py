@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.datasets import open_data, own
-from client_app.datasets.files.image import Header
+from client_app.datasets.image import Header
 from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import Survey, load_own, own_data, survey

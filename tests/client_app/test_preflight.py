@@ -12,7 +12,7 @@ import pytest
 from cli import main
 from client_app.authority.policy import Ruling
 from client_app.datasets import library
-from client_app.datasets.files.image import UnusableImage
+from client_app.datasets.image import UnusableImage
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import MAX_UNUSABLE, page, text
 from client_app.datasets.unread import REPORTS, SYSTEM

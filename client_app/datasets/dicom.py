@@ -13,14 +13,13 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from client_app.datasets.files.image import (
+from client_app.datasets.image import (
     MAX_PIXELS,
     SEVERAL,
     TOO_LARGE,
     Header,
     Opened,
     UnusableImage,
-    channels_first,
     scale,
     stretch,
 )
@@ -32,14 +31,7 @@ SAMPLES = {**dict.fromkeys(GREY, 1), "PALETTE COLOR": 1, "RGB": 3}
 SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
 # Modalities without an image. Some of these files claim to be an image.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
-# DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
-BARE = re.compile(rb"(?s)(\x02\0[\0-\x02]|\x08\0[\0-\x20])\0([A-Z]{2}|..\0\0)")
 NO_PICTURE = "is DICOM that holds no picture"
-
-
-def is_dicom(start: bytes) -> bool:
-    """Whether a file is DICOM, by its first 132 bytes."""
-    return start[128:132] == b"DICM" or BARE.match(start) is not None
 
 
 def open_dicom(stream: IO[bytes]) -> Opened:
@@ -147,7 +139,7 @@ def _check_description(dataset: Any, pixels: bytes, syntax: Any) -> None:
 
 
 def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
-    """Decode the pixels: [C, H, W]."""
+    """Decode the pixels: [H, W] or [H, W, 3]."""
     import pydicom
     from pydicom.encaps import get_frame
     from pydicom.pixels.processing import apply_color_lut
@@ -164,11 +156,11 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
     colour = dataset.PhotometricInterpretation  # of the file; decoding changes YBR to RGB
     stored = dataset.pixel_array  # [H, W] or [H, W, 3]
     if colour in GREY:
-        return channels_first(_decode_grey(dataset, stored))
+        return _decode_grey(dataset, stored)
     if colour == "PALETTE COLOR":
         bits = dataset.RedPaletteColorLookupTableDescriptor[2]
         stored = apply_color_lut(stored, dataset)[..., :3]  # without transparency
-    return channels_first((stored >> max(0, bits - 8)).astype(np.uint8))
+    return (stored >> max(0, bits - 8)).astype(np.uint8)
 
 
 def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
-"""An image file that is open: its header, its decoder, and what all formats share.
+"""An image file that is open: its header, its decoder, and the scale of its grey values.
 
-Legend: C channels; H, W pixels of the upright image.
+Legend: H, W pixels of the upright image.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,8 @@ class Header:
         return self.width * self.height * (25 if self.bits <= 8 else 50)
 
 
-Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # the header, and the decoder
-
-
-def channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Copy [H, W] or [H, W, C] to [C, H, W]."""
-    return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
+# The header, and the decoder, which returns [H, W] or [H, W, 3].
+Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]
 
 
 def stretch(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:

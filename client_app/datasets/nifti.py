@@ -7,12 +7,11 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.datasets.files.image import (
+from client_app.datasets.image import (
     MAX_BYTES,
     Header,
     Opened,
     UnusableImage,
-    channels_first,
     stretch,
 )
 from strategies.protocol.extras import install_command
@@ -71,7 +70,7 @@ def open_nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> Opened:
         # The radiological view: anterior is up, and the patient's right is at the left. If the
         # third axis is another one, superior is up, and the patient's right or anterior is at the
         # left.
-        return channels_first(stretch(plane[::-1, ::-1].T))
+        return stretch(plane[::-1, ::-1].T)
 
     return Header("NIFTI", width, height, 1, 8 * dtype.itemsize), decode
 

@@ -11,31 +11,39 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import PIL.Image
+import PIL.ImageCms
+import PIL.ImageOps
 from numpy.typing import NDArray
 
-from client_app.datasets.files.dicom import is_dicom, open_dicom
-from client_app.datasets.files.image import (
+from client_app.datasets.dicom import open_dicom
+from client_app.datasets.image import (
     MAX_BYTES,
     MAX_PIXELS,
+    SEVERAL,
     TOO_LARGE,
     Header,
     Opened,
     UnusableImage,
+    stretch,
 )
-from client_app.datasets.files.nifti import open_nifti
-from client_app.datasets.files.picture import open_picture
+from client_app.datasets.nifti import open_nifti
+from client_app.datasets.unread import RAW, format_within
 
+# Pillow knows more formats, but it hands some, such as EPS, to other programs.
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIX = re.compile(  # at the end of a name in lower case
     r"\.(avif|bmp|gif|jpg|jpeg|jpe|jfif|jp2|j2k|png|ppm|pgm|pbm|pnm|tif|tiff|webp|dcm|dicom"
     r"|nii|nii\.gz)\Z"
 )
+# DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
+BARE = re.compile(rb"(?s)(\x02\0[\0-\x02]|\x08\0[\0-\x20])\0([A-Z]{2}|..\0\0)")
 # The libraries' warnings quote the file, so one filter hides them. warnings.catch_warnings is not
 # safe here: threads that leave it in another order than they entered it restore the wrong filters.
 LIBRARIES = r"(PIL|pydicom|nibabel|pylibjpeg|libjpeg|openjpeg|rle)\b"
@@ -71,11 +79,16 @@ def is_image(file: Path) -> bool:
         return True
     try:
         with _open_regular(file) as stream:
-            return is_dicom(stream.read(132))
+            return _is_dicom(stream.read(132))
     except UnusableImage:
         return False
     except OSError:
         return True  # the listing then reports that the file cannot be read
+
+
+def _is_dicom(start: bytes) -> bool:
+    """Whether a file is DICOM, by its first 132 bytes."""
+    return start[128:132] == b"DICM" or BARE.match(start) is not None
 
 
 @contextmanager
@@ -108,7 +121,7 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
         UnusableImage: The image cannot be used.
     """
     with _unusable_on_error():
-        return _open(io.BytesIO(content), slice_, size)[1]()
+        return _channels_first(_open(io.BytesIO(content), slice_, size)[1]())
 
 
 @contextmanager
@@ -136,10 +149,65 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> Opened:
         opened = open_nifti(unzipped, start, slice_)
     elif slice_:
         raise UnusableImage("is no volume, and has no such slice")
-    elif is_dicom(start) and not zipped:
+    elif _is_dicom(start) and not zipped:
         opened = open_dicom(stream)
     else:
-        opened = open_picture(stream, size)
+        opened = _picture(stream, size)
     if opened[0].width * opened[0].height > MAX_PIXELS:
         raise UnusableImage(TOO_LARGE)
     return opened
+
+
+def _picture(stream: IO[bytes], size: int) -> Opened:
+    try:
+        picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
+    except PIL.UnidentifiedImageError:
+        stream.seek(0)
+        format_ = format_within(stream.read(540))
+        raise UnusableImage(str(format_ or "is no image file that can be read here")) from None
+    # Telephones append thumbnails to a JPEG. Pillow calls such a file MPO.
+    kind = "JPEG" if picture.format == "MPO" else str(picture.format)
+    if kind != "JPEG" and getattr(picture, "is_animated", False):
+        raise UnusableImage(SEVERAL)
+    tags = cast(Mapping[int, Any], getattr(picture, "tag_v2", {}))  # of a TIFF
+    if tags.get(254) == 1 and 330 in tags:  # the first page is a preview of a raw photograph
+        raise UnusableImage(str(RAW))
+    width, height = picture.size
+    if not tags:  # the size of a TIFF is already that of the upright image
+        # The method of the base class, since the method of PNG decodes.
+        with suppress(Exception):  # Pillow keeps the readable part of a broken EXIF
+            PIL.Image.Image.getexif(picture)
+        if PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
+            width, height = height, width
+    # Pillow reads these unsigned numbers as signed, or signed numbers as unsigned.
+    number = (picture.mode, tags.get(339, (1,))[0] if tags else 0)
+    other = {("I", 1): np.uint32, ("L", 2): np.int8}.get(number)
+    deep = picture.mode.startswith(("I", "F")) or other is not None
+    grey = deep or picture.mode in ("1", "L", "LA")
+    raw = f"{picture.mode} {getattr(picture, 'tile', None)}"  # the latter has, say, "RGB;16B"
+    bits = 16 if ";16" in raw and kind != "BMP" else {"1": 1, "I": 32, "F": 32}.get(picture.mode, 8)
+
+    def decode() -> NDArray[np.uint8]:
+        shown = picture
+        if size:
+            shown.draft(None, (2 * size, 2 * size))
+        shown.load()
+        shown.info.clear()  # otherwise Pillow rewrites the EXIF and fails on odd entries
+        PIL.ImageOps.exif_transpose(shown, in_place=True)
+        if deep:
+            values = np.asarray(shown)
+            pixels = stretch(values if other is None else values.view(other))
+            return 255 - pixels if tags.get(262) == 0 else pixels  # 0: WhiteIsZero
+        if shown.mode == "LAB":  # Pillow converts LAB only by colour profiles
+            lab, rgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
+            transform = PIL.ImageCms.buildTransform(lab, rgb, "LAB", "RGB")
+            shown = cast(PIL.Image.Image, PIL.ImageCms.applyTransform(shown, transform))
+        # Pillow keeps the upper 8 bits of 16-bit colours and of 16-bit grey with transparency.
+        return np.array(shown.convert("L" if grey else "RGB"))
+
+    return Header(kind, width, height, 1 if grey else 3, bits), decode
+
+
+def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Copy [H, W] or [H, W, C] to [C, H, W]."""
+    return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
