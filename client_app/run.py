@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import write_whole
+from strategies.protocol.files import read_text, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import MAY_CHANGE, require
@@ -91,7 +91,7 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
     """
     path = run.folder / "seen" / hashlib.sha256(label.lineage.encode()).hexdigest()[:16]
     now = (label.round, label.hop)
-    newest = tuple(map(int, path.read_text("utf-8").split())) if path.exists() else ()
+    newest = tuple(map(int, read_text(path).split())) if path.exists() else ()
     if now[:1] < newest[:1] if tested else now < newest:
         raise ParcelError(
             f"The model of lineage '{label.lineage}' is from round {now[0]}, hop {now[1]}, but a "
@@ -160,7 +160,7 @@ def count_visit(run: Store, most: int) -> None:
         begun = [
             _time_of(line)
             for path in _files(run, "visits", now - DAY)
-            for line in path.read_text(encoding="utf-8").splitlines()
+            for line in read_text(path).splitlines()
         ]
         count = 1 + sum(each > now - DAY for each in begun)
         if count > most:
@@ -185,7 +185,7 @@ def _files(run: Store, name: str, since: float) -> Iterator[Path]:
 
 
 def _read_tests(path: Path) -> Iterator[_Test]:
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in read_text(path).splitlines() if path.exists() else ():
         fields = line.split(" ")
         if len(fields) == len(_Test._fields):  # else the line is incomplete
             yield _Test(_time_of(fields[0]), *fields[1:])

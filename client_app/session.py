@@ -14,7 +14,7 @@ from client_app.authority.node_config import SIMULATED, is_simulated, own_config
 from client_app.hospital import Hospital, open_hospital
 from learning.cpu import prepare_cpu
 from strategies.engine.strategy import Strategy
-from strategies.protocol.files import expand
+from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
@@ -52,7 +52,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     own = own_config(context)
     simulated = is_simulated(own)
     policy = expand(str(own["policy"])) if own.get("policy") else None
-    rules = policy.read_bytes() if policy and policy.is_file() else b""
+    rules = read_bytes(policy) if policy and policy.is_file() else b""
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
-from strategies.protocol.files import make_private, write_whole
+from strategies.protocol.files import make_private, read_bytes, reason_of, write_whole
 
 DIGITS = 16  # digits of a hash in the name of a folder
 
@@ -56,12 +56,18 @@ def approved_code(folder: Path) -> Path:
         DeployError: No code is approved, or approved code was changed.
     """
     chosen = folder / "approved" / "code"
-    if not chosen.is_file():
+    try:
+        code = read_bytes(chosen).strip().decode("ascii", "replace")
+    except FileNotFoundError:
         raise DeployError(
             f"{folder} has no approved code: approve this version with `fedhandoff hospital "
             f"approve {folder}`, and compare its hash with the other hospitals'."
-        )
-    code = chosen.read_bytes().strip().decode("ascii", "replace")
+        ) from None
+    except OSError as error:
+        raise DeployError(
+            f"{chosen} cannot be read ({reason_of(error)}): remove it, and approve this version "
+            "again."
+        ) from error
     if not re.fullmatch("[0-9a-f]{64}", code):
         raise DeployError(f"{chosen} is damaged: it must hold one hash, as `approve` writes it.")
     place = chosen.with_name(code[:DIGITS])

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
-from strategies.protocol.files import make_private, write_new
+from strategies.protocol.files import make_private, read_bytes, reason_of, write_new
 from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # years for which a certificate is valid
@@ -94,10 +94,10 @@ def _read_key(
     path: Path, load: Callable[[bytes, None], object], cure: str
 ) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load(path.read_bytes(), None)
+        key = load(read_bytes(path), None)
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
         raise DeployError(
-            f"{path} cannot be read as a key ({error}): get a backup of it, or {cure}."
+            f"{path} cannot be read as a key ({reason_of(error)}): get a backup of it, or {cure}."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeployError(f"{path} is a key of another kind, not an elliptic curve's: {cure}.")
@@ -115,11 +115,11 @@ def end_of(certificate: Path) -> datetime:
 
 def _read_certificate(certificate: Path) -> x509.Certificate:
     try:
-        read = x509.load_pem_x509_certificate(certificate.read_bytes())
+        read = x509.load_pem_x509_certificate(read_bytes(certificate))
     except (OSError, ValueError) as error:
+        reason = reason_of(error) if isinstance(error, OSError) else "it is none in PEM"
         raise DeployError(
-            f"{certificate} cannot be read as a certificate ({getattr(error, 'strerror', error)}): "
-            "get or make it again."
+            f"{certificate} cannot be read as a certificate ({reason}): get or make it again."
         ) from error
     now, first, last = datetime.now(UTC), read.not_valid_before_utc, read.not_valid_after_utc
     if not first <= now <= last:

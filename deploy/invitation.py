@@ -30,7 +30,7 @@ from deploy.own_file import Address, Name, read_own
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
-from strategies.protocol.files import parse_toml, read_json, read_text, write_whole
+from strategies.protocol.files import parse_toml, read_json, read_text, reason_of, write_whole
 
 INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital
 MOST = 2**16  # bytes of an invitation or an answer
@@ -103,7 +103,7 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     token = secrets.token_urlsafe(32)
     content = {
         **{"hospital": hospital, "server": address, "code": hash_of(APP), "ends": ends},
-        **{"token": token, "pem": certificate.read_text()},
+        **{"token": token, "pem": read_text(certificate)},
     }
     write_whole(file, tomli_w.dumps(content, multiline_strings=True), private=True)
     _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
@@ -136,7 +136,7 @@ def write_answer(folder: Path, invitation: Invitation) -> Path:
     # This certificate alone: a file of certificates could have more, which would be trusted, too.
     certificate = invitation.certificate.public_bytes(Encoding.PEM)
     write_whole(folder / "ca.crt", certificate)
-    key = " ".join(public_key.read_text().split()[:2])
+    key = " ".join(read_text(public_key).split()[:2])
     mac = _mac(_secret(invitation.token), invitation.hospital, key)
     content = {"hospital": invitation.hospital, "key": key, "mac": mac}
     write_whole(file, tomli_w.dumps(content))
@@ -216,7 +216,7 @@ def _read(file: Path, table: type[TableT]) -> TableT:
     try:
         values: dict[str, Any] = parse_toml(read_text(file, MOST))
     except (OSError, ValueError) as error:
-        raise DeployError(f"{file} cannot be read: {error}") from error
+        raise DeployError(f"{file} cannot be read: {reason_of(error)}") from error
     known = {*keys_of(table)}
     if values.keys() != known:
         wrong = ", ".join(sorted(values.keys() ^ known)[:9])

@@ -22,7 +22,14 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
-from strategies.protocol.files import expand, make_private, parse_toml, read_by_hand, write_whole
+from strategies.protocol.files import (
+    expand,
+    make_private,
+    parse_toml,
+    read_by_hand,
+    reason_of,
+    write_whole,
+)
 from strategies.protocol.names import names_hospital
 
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
@@ -93,7 +100,7 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise DeployError(f"{path} cannot be read: {error}") from error
+        raise DeployError(f"{path} cannot be read: {reason_of(error)}") from error
     known = [*keys_of(table), *[NODE_CONFIG] * (table is HospitalFile)]
     own = {key: value for key, value in values.items() if key != NODE_CONFIG}
     _, problems = read(own, table)

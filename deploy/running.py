@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.errors import DeployError
-from strategies.protocol.files import read_json
+from strategies.protocol.files import check_kind, open_at_once, read_json
 
 FILE = "running.json"
 
@@ -24,15 +24,18 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
 
     Raises:
         DeployError: The folder cannot be written to, or a process already runs from it.
+        OSError: The file is a device, or cannot be written.
     """
+    path = folder / FILE
     try:
-        file = (folder / FILE).open("a")
+        descriptor = open_at_once(str(path), os.O_WRONLY | os.O_CREAT)
     except OSError as error:
         raise DeployError(
             f"{folder} cannot be written to ({error.strerror}): {what} keeps its files there, so "
             "give this user the right to, or choose another folder."
         ) from error
-    with file:
+    with os.fdopen(descriptor, "w") as file:
+        check_kind(file, path)
         if not _take(file.fileno(), fcntl.LOCK_EX):
             raise DeployError(
                 f"{what} already runs from {folder}, as process "
@@ -56,7 +59,7 @@ def read_facts(folder: Path) -> dict[str, str]:
 def is_running(folder: Path) -> bool:
     """Whether a process runs from a folder."""
     try:
-        with (folder / FILE).open() as file:
+        with open(folder / FILE, opener=open_at_once) as file:
             return not _take(file.fileno(), fcntl.LOCK_SH)
     except FileNotFoundError:
         return False

@@ -18,7 +18,7 @@ from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import parse_toml, read_json, write_whole
+from strategies.protocol.files import parse_toml, read_bytes, read_json, write_whole
 from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"{public_key} does not exist: give the .pub file that the hospital made with "
             "`fedhandoff hospital key`."
         )
-    text = public_key.read_text(errors="replace")
+    text = read_bytes(public_key).decode(errors="replace")
     if not text.startswith("ecdsa-sha2-nistp"):
         raise DeployError(
             f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "

@@ -9,6 +9,7 @@ from deploy.errors import DeployError
 from deploy.own_file import FILES
 from deploy.running import is_running, read_facts
 from deploy.server import hospitals_of, last_run_of
+from strategies.protocol.files import read_text
 
 Lines = Iterator[tuple[str, str]]  # each with its label
 
@@ -44,7 +45,7 @@ def status(folder: Path) -> bool:
 def _hospital(folder: Path, facts: dict[str, str]) -> Lines:
     yield "server", facts.get("server", "unknown: it has not been started yet")
     code = folder / "approved" / "code"
-    yield "code", code.read_text().strip() if code.is_file() else "none is approved"
+    yield "code", read_text(code).strip() if code.exists() else "none is approved"
 
 
 def _server(folder: Path, facts: dict[str, str]) -> Lines:

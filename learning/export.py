@@ -24,7 +24,7 @@ from learning.packing import check_layout
 from strategies.protocol.archive import MOST
 from strategies.protocol.code import code_hash
 from strategies.protocol.extras import install_command
-from strategies.protocol.files import FileError, open_checked, replacing
+from strategies.protocol.files import open_checked, replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings
 from strategies.protocol.shapes import SHAPE, ShapeError, from_json
@@ -226,8 +226,6 @@ def _open(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
                     "The safetensors file has no manifest: it must be one that fedhandoff wrote."
                 )
             yield file, ModelManifest.from_json(text)
-    except FileError as error:
-        raise ModelError(str(error)) from error
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ModelError(f"The model cannot be read as a safetensors file ({reason}).") from error

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.protocol.extras import install_command
-from strategies.protocol.files import write_whole
+from strategies.protocol.files import read_bytes, write_whole
 
 NAME = "ro-crate-metadata.json"
 PROFILES = {
@@ -112,7 +112,7 @@ def _hash(path: Path) -> str:
 def _check(path: Path, hashes: Mapping[str, str]) -> None:
     """Compare files with a crate."""
     try:
-        graph = json.loads(path.read_bytes())["@graph"]
+        graph = json.loads(read_bytes(path))["@graph"]
         named = {each["@id"]: each["sha256"] for each in graph if each["@type"] == "File"}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CrateError(f"{path} is damaged: remove it, and write it anew.") from error

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -151,6 +152,21 @@ def test_files_are_written_whole_or_not_at_all():
     """A full disk, a kill or a reader at the same time would else find a part of a file."""
     found = {str(path.relative_to(ROOT)) for path in FILES if [*writes_of(path)]}
     assert found == IN_PLACE
+
+
+# Files of the package, and a secret that its own parent process has written.
+OWN_FILES = {
+    *("client_app/authority/policy.py", "deploy/approved.py", "deploy/control.py"),
+    *("deploy/server.py", "server_app/environment.py", "strategies/protocol/code.py"),
+    *("strategies/protocol/settings.py", "warm/workers.py"),
+}
+
+
+def test_files_of_others_are_read_with_care():
+    """`Path.read_bytes` waits for ever at a pipe, and fills the memory from a device."""
+    reads = re.compile(r"\.read_(bytes|text)\(")
+    found = {str(path.relative_to(ROOT)) for path in FILES if reads.search(path.read_text())}
+    assert found == OWN_FILES
 
 
 # Of Flower: what any release may move.

@@ -13,6 +13,7 @@ a model never stops a run: the model is missing here, and the hospital's log giv
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
 from learning.model_card import write_card
 from learning.models.whole import whole_network
-from strategies.protocol.files import FileError, expand, read_json, write_whole
+from strategies.protocol.files import FileError, expand, read_bytes, read_json, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -231,7 +232,7 @@ def export_model(store: Path, name: str, to: Path, onnx: bool) -> Path:
     if onnx:
         save_onnx(to, network, manifest)
     else:
-        write_whole(to, file.read_bytes())
+        write_whole(to, read_bytes(file, sys.maxsize))
     return write_card(to, manifest)
 
 

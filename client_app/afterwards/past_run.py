@@ -29,7 +29,7 @@ from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
-from strategies.protocol.files import FileError, open_checked, read_json, read_text
+from strategies.protocol.files import FileError, open_checked, read_bytes, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
@@ -279,7 +279,7 @@ class PastRun:
         the dossier left on the card. (The hash of the buffer that left may be of sealed bytes.)
         """
         file = self.folder / "dossiers" / self.run / "dossier.json"
-        content = file.read_bytes() if file.is_file() else b""
+        content = read_bytes(file) if file.is_file() else b""
         if hashlib.sha256(content).hexdigest() != self.card.get("dossier"):
             return None
         from client_app.release.buffer.job import Release  # imports torchvision, and takes seconds

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from client_app.authority.node_config import OwnError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import write_new
+from strategies.protocol.files import read_bytes, reason_of, write_new
 from strategies.protocol.keys import read_key
 
 
@@ -73,9 +73,9 @@ class Identity:
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
             _make_once(path, b"".join(key.private_bytes_raw() for key in keys))
         try:
-            raw, status = path.read_bytes(), path.stat()
+            raw, status = read_bytes(path), path.stat()
         except OSError as error:
-            raise OwnError("identity file", f"{path} cannot be read: {error}") from error
+            raise OwnError("identity file", f"{path} cannot be read: {reason_of(error)}") from error
         if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
             raise OwnError(
                 "identity file",
@@ -106,9 +106,9 @@ def secret_of(store: Store) -> bytes:
     if not os.path.lexists(path):
         _make_once(path, secrets.token_bytes(32))
     try:
-        secret = path.read_bytes()
+        secret = read_bytes(path)
     except OSError as error:
-        raise OwnError("secret", f"{path} cannot be read: {error}") from error
+        raise OwnError("secret", f"{path} cannot be read: {reason_of(error)}") from error
     if len(secret) != 32:
         raise OwnError(
             "secret",

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -40,7 +41,7 @@ from client_app.errors import LedgerError
 from client_app.run import NAME
 from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
-from strategies.protocol.files import expand
+from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
@@ -206,11 +207,11 @@ def read(path: Path) -> Iterator[Line]:
         BrokenLedger: A line does not belong there; the text names the first such line.
         OSError: The file cannot be read.
     """
-    *lines, rest = path.read_bytes().split(b"\n")
+    *lines, rest = read_bytes(path, sys.maxsize).split(b"\n")
     broken, end = "", Head()
     try:
         with open_index(path) as index:
-            *lines, rest = path.read_bytes().split(b"\n")
+            *lines, rest = read_bytes(path, sys.maxsize).split(b"\n")
             end = index.head()
     except BrokenLedger as error:
         broken = str(error)
@@ -309,7 +310,7 @@ def _terms(asked: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     """
     path = _policy_file(config)
     try:
-        rules = _hash(path.read_bytes()) if path.is_file() else ""
+        rules = _hash(read_bytes(path)) if path.is_file() else ""
     except OSError:  # the answer will be a failure that reports it
         rules = ""
     given = sorted(asked.items())

@@ -25,7 +25,7 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import MachineRules, PolicyError
 from client_app.run import DAY, REMEMBERED
 from client_app.store import GB, Store, disk_used, own_folder
-from strategies.protocol.files import open_private
+from strategies.protocol.files import check_kind, open_at_once, read_bytes
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS said (digest TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -84,7 +84,7 @@ class Index:
             return Head()
         known = self.rows.execute("SELECT count(*) FROM kept").fetchone()[0]
         try:
-            written = json.loads(self._head.read_bytes()[:SECTOR])
+            written = json.loads(read_bytes(self._head)[:SECTOR])
             head = Head(**written["head"])
             right = self._secret.is_file() and written["code"] == self._code(head)
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -196,9 +196,10 @@ def open_index(path: Path) -> Iterator[Index]:
         sqlite3.Error: The index is damaged.
     """
     own_folder(path.parent)
-    with open(path, "ab+", buffering=0, opener=open_private) as file:
+    with open(path, "ab+", buffering=0, opener=open_at_once) as file:
+        check_kind(file, path)
         fcntl.flock(file, fcntl.LOCK_EX)
-        open(index_of(path), "ab", opener=open_private).close()  # SQLite would let others read it
+        open(index_of(path), "ab", opener=open_at_once).close()  # SQLite would let others read it
         with closing(sqlite3.connect(index_of(path), isolation_level=None)) as rows, rows:
             try:
                 rows.executescript(TABLES)

@@ -21,7 +21,7 @@ import numpy as np
 from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import expand, parse_toml, read_by_hand, write_whole
+from strategies.protocol.files import expand, parse_toml, read_by_hand, reason_of, write_whole
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
@@ -156,7 +156,7 @@ def _text(path: Path) -> str:
     try:
         return read_by_hand(path)
     except (OSError, ValueError) as error:
-        raise OwnError(WHAT, f"{path} cannot be read: {error}") from error
+        raise OwnError(WHAT, f"{path} cannot be read: {reason_of(error)}") from error
 
 
 def _parse(text: str, path: Path) -> dict[str, Member]:

@@ -34,7 +34,7 @@ from strategies.protocol.declared import (
     read,
 )
 from strategies.protocol.embeddings import PARTS
-from strategies.protocol.files import parse_toml, read_by_hand, write_new
+from strategies.protocol.files import parse_toml, read_by_hand, reason_of, write_new
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
 from strategies.protocol.sums import SumsSettings
@@ -311,7 +311,7 @@ class Policy:
         try:
             text = read_by_hand(path) if path else ""
         except (OSError, ValueError) as error:
-            raise OwnError("policy", f"{path} cannot be read: {error}") from error
+            raise OwnError("policy", f"{path} cannot be read: {reason_of(error)}") from error
         return _parse(text, path)
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:

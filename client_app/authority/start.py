@@ -18,7 +18,7 @@ from client_app.authority.node_config import NodeConfig, OwnError, combined_sett
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import Account
 from client_app.store import DEFAULT, Store
-from strategies.protocol.files import expand
+from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import PUBLIC, defaults
 
@@ -92,7 +92,7 @@ def find_policy(folder: Path) -> Path | None:
 
 
 def _file_and_hash(path: Path) -> str:
-    return f"{path}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return f"{path}, SHA-256 {hashlib.sha256(read_bytes(path)).hexdigest()}"
 
 
 def _check_ledger(path: Path) -> str:

@@ -57,8 +57,7 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
 
     Raises:
         ArchiveError: The file is no such archive.
-        FileError: It is a pipe or a device.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is a pipe or a device.
     """
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}

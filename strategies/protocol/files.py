@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
 
@@ -77,11 +77,6 @@ def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
             raise
 
 
-def open_private(path: str, flags: int) -> int:
-    """Open a file for `open`, for this user alone if it is new."""
-    return os.open(path, flags, mode=0o600)
-
-
 def make_private(folder: Path) -> None:
     """Make a folder for keys, and its missing parents, for this user alone.
 
@@ -118,35 +113,53 @@ def open_checked(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
     """Open a file of others for reading, and check its kind and size.
 
     Raises:
-        OSError: The file cannot be read.
-        FileError: It is a pipe or a device, or has more than `most` bytes.
+        OSError: It cannot be read, is a pipe or a device, or has more than `most` bytes.
     """
-    with open(path, "rb", opener=_open_at_once) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise FileError(f"{path} is no file: move it away.")
-        if facts.st_size > most:
-            size = f"{facts.st_size:,} bytes; at most {most:,} are read"
-            raise FileError(f"{path} has {size}: move it away.")
+    with open(path, "rb", opener=open_at_once) as file:
+        check_kind(file, path)
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            text = f"This has {size:,} bytes, and at most {most:,} are read"
+            raise OSError(errno.EFBIG, text, str(path))
         yield file
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe would wait for a writer
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file for `open`, for this user alone if it is new. A pipe would wait for another."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode=0o600)
+
+
+def check_kind(file: IO[Any], path: Path) -> None:
+    """Raise an `OSError` if an open file is a pipe or a device."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise OSError(errno.EINVAL, "This is a pipe or a device, and no file", str(path))
+
+
+def reason_of(error: Exception) -> str:
+    """The reason in an error about a file, for a sentence that names the file itself."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_bytes(path: Path, most: int = MOST) -> bytes:
+    """The content of a file.
+
+    Raises:
+        OSError: It cannot be read, is a pipe or a device, or has more than `most` bytes.
+    """
+    with open_checked(path, most) as file:
+        return file.read()
 
 
 def read_text(path: Path, most: int = MOST) -> str:
     """The text of a file that a program wrote.
 
     Raises:
-        OSError: The file cannot be read.
-        FileError: It is no text in UTF-8, or is too large.
+        OSError: See `read_bytes`.
+        FileError: It is no text in UTF-8.
     """
-    with open_checked(path, most) as file:
-        try:
-            return file.read(most).decode()
-        except UnicodeDecodeError as error:
-            raise FileError(f"{path} is not in UTF-8: move it away.") from error
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not in UTF-8: move it away.") from error
 
 
 def read_json(path: Path, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
@@ -171,8 +184,7 @@ def read_by_hand(path: Path) -> str:
         ValueError: It is in another encoding, or too large; names the cure.
     """
     try:
-        with open_checked(path) as file:
-            return file.read(MOST).decode("utf-8-sig")  # editors on Windows write such a mark
+        return read_bytes(path).decode("utf-8-sig")  # editors on Windows write such a mark
     except UnicodeDecodeError as error:
         wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"

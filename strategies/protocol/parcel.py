@@ -309,8 +309,7 @@ def load(path: Path) -> RecordDict:
 
     Raises:
         ArchiveError: The file is no parcel.
-        FileError: It is a pipe or a device.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is a pipe or a device.
     """
     arrays, texts = archive.read(path)
     records: dict[str, dict[str, Array]] = {}

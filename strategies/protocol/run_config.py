@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.protocol.files import FileError, expand, parse_toml, read_by_hand, read_text
+from strategies.protocol.files import (
+    FileError,
+    expand,
+    parse_toml,
+    read_by_hand,
+    read_bytes,
+    read_text,
+)
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_value
 
@@ -58,7 +65,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> str:
     text = read_by_hand(file)
-    if file.read_bytes().startswith(codecs.BOM_UTF8):
+    if read_bytes(file).startswith(codecs.BOM_UTF8):
         raise ValueError(
             f"{file} begins with a byte order mark (BOM), which Flower does not read: save it as "
             "UTF-8 without one."

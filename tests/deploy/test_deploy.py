@@ -253,14 +253,19 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
 
 @pytest.mark.parametrize("file", ["ca.crt", "graz.key", "approved/code"])
 @pytest.mark.parametrize(
-    "content", [None, b"", b"\xff\xfe\x00", b"-----BEGIN OPENSSH PRIVATE KEY-----"]
+    "content",
+    ["folder", "pipe", "device", b"", b"\xff\xfe\x00", b"-----BEGIN OPENSSH PRIVATE KEY-----"],
 )
 def test_a_damaged_file_of_the_hospital_is_named_before_it_connects(file, content, folder):
     make_key(folder, "graz")
     approve(folder, ROOT)
     (folder / file).unlink()
-    if content is None:
+    if content == "folder":
         (folder / file).mkdir()
+    elif content == "pipe":  # reading it would wait for ever
+        os.mkfifo(folder / file)
+    elif content == "device":  # it has no end
+        (folder / file).symlink_to("/dev/zero")
     else:
         (folder / file).write_bytes(content)
     with pytest.raises(DeployError, match=str(folder)) as refusal:

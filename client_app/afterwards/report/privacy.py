@@ -9,6 +9,7 @@ from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from learning.intervals import Estimate
 from pages.release_view import noun_of, release_checks
+from strategies.protocol.files import read_by_hand
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.protocol.text import amount
 
@@ -58,7 +59,7 @@ def _policy(past: PastRun, policy: Path | None) -> dict[str, Any]:
     found: dict[str, Any] = {"changes": len(past.policies) - 1, "hash": past.policies[-1]}
     if policy is None:
         return {**found, "text": None}
-    found |= {"text": policy.read_text(encoding="utf-8"), "error": "", "rulings": []}
+    found |= {"text": read_by_hand(policy), "error": "", "rulings": []}
     try:
         rulings = Policy.read(policy).judge(Settings.parse(past.settings))
     except SettingsError as error:

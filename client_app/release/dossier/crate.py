@@ -9,6 +9,7 @@ from typing import Any
 
 from client_app.release.dossier.files import Checked
 from pages.crate import Check, Contents, files_below, write_crate
+from strategies.protocol.files import read_bytes
 
 ABOUT = {
     "dossier.json": "The dossier: the released data, their origin and their checks.",
@@ -24,7 +25,7 @@ def write_dossier_crate(path: Path, checked: Checked) -> Path:
         CrateError: A file was changed, or is no ordinary file.
         OSError: A file cannot be read, or the crate cannot be written.
     """
-    dossier = json.loads(path.read_bytes())
+    dossier = json.loads(read_bytes(path))
     hospital, code = checked.hospital, dossier["fingerprints"]["code"]
     known, made = dossier["learnt-from"], dossier["leaves"]
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -11,7 +11,7 @@ from typing import Any
 from client_app.authority.identity import Identity, Member
 from client_app.release.dossier.page import page
 from client_app.store import own_folder
-from strategies.protocol.files import FileError, open_checked, read_text, write_whole
+from strategies.protocol.files import FileError, open_checked, read_bytes, read_text, write_whole
 from strategies.protocol.settings import SettingsError
 
 LONGEST = 2**22  # bytes of a dossier
@@ -24,7 +24,7 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
     """
     path = folder / "dossier.json"
     with suppress(OSError, ValueError):
-        known = json.loads(path.read_bytes())
+        known = json.loads(read_bytes(path))
         dossier = dossier | {"written": known["written"]} if _is_same(known, dossier) else dossier
     text = json.dumps(dossier, indent=1).encode()
     digest = hashlib.sha256(text).hexdigest()

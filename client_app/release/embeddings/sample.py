@@ -28,6 +28,7 @@ from client_app.store import Store, own_folder
 from learning.learners.fil_ver import FilVer
 from learning.learners.plain import Learner
 from strategies.protocol.embeddings import MOST
+from strategies.protocol.files import read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
@@ -121,7 +122,7 @@ def _check(
         uphold(ruling)
     path = own_folder(store.folder / "embeddings") / "left"
     with FileLock(path.with_name(".left.lock")):
-        known = path.read_text("utf-8").split() if path.exists() else []
+        known = read_text(path).split() if path.exists() else []
         if name in known:
             return
         if len(known) >= rules.max_samples:
