@@ -110,13 +110,18 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
     name, members = str(own["name"]), str(own["members"])
     place = folder or expand(PLACE) / name
     write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
-    policy(place / "policy.toml", None)
-    make_key(place, name)
-    print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
-    print("This line goes to the other hospitals, for their members:")
-    _print_identity(
-        name, place / "store", None if members in ("first-use", "none") else place / members
-    )
+    try:
+        if not (place / "policy.toml").exists():
+            policy(place / "policy.toml", None)
+        if not (place / f"{name}.key").exists():
+            make_key(place, name)
+        print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
+        print("This line goes to the other hospitals, for their members:")
+        known = None if members in ("first-use", "none") else place / members
+        _print_identity(name, place / "store", known)
+    except BaseException:
+        (place / HOSPITAL).unlink()  # so that the next attempt goes on from here
+        raise
     return place
 
 

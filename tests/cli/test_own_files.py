@@ -51,6 +51,22 @@ def test_init_makes_all_that_a_hospital_needs_and_says_who_gets_what(call, graz,
     assert (status, "already exists" in error) == (2, True)
 
 
+def test_after_a_failure_init_goes_on_with_the_keys_and_the_policy_that_are_there(call, graz):
+    options = ("--data", "skin", "--server", "fl.example.org:9092")
+    (graz / "members").mkdir(parents=True)  # it must be a file
+    status, _, error = call("hospital", "init", "graz", *options)
+    assert (status, "members" in error) == (2, True)
+    assert not (graz / "hospital.toml").exists()
+    (graz / "members").rmdir()
+    kept = [
+        (graz / name).read_bytes() for name in ("graz.key", "policy.toml", "store/graz/identity")
+    ]
+    assert call("hospital", "init", "graz", *options)[0] == 0
+    assert kept == [
+        (graz / name).read_bytes() for name in ("graz.key", "policy.toml", "store/graz/identity")
+    ]
+
+
 def test_in_a_terminal_init_asks_for_what_is_missing(call, graz, monkeypatch):
     answers = iter(["~/skin", "fl.example.org:9092"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
