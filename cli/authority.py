@@ -18,6 +18,7 @@ from cli.command import (
     StoreDir,
     Trusted,
     command,
+    output_option,
     private,
 )
 from cli.places import HERE, Hospital
@@ -141,7 +142,7 @@ def ledger(
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     html: Annotated[
-        Path | None, typer.Option(help="Also write the ledger as this HTML page.")
+        Path | None, output_option(".html", "Also write the ledger as this page.")
     ] = None,
 ) -> bool:
     """Check and show a hospital's ledger: requests and answers."""

@@ -37,6 +37,22 @@ Trusted = Annotated[
 SITE, STORE_DIR = "hospital", STORES
 
 
+def output_option(suffix: str, text: str) -> Any:
+    """An option with a file to write. It may replace files of its own kind alone.
+
+    `suffix` is the end of the file's name, `text` the help.
+    """
+    return typer.Option(help=text, callback=lambda path: path and check_suffix(path, suffix))
+
+
+def check_suffix(path: Path, suffix: str, option: str | None = None) -> Path:
+    """Refuse a file to write whose name has another end; it could be a key, or an image."""
+    if path.suffix != suffix:
+        text = f"'{path}' does not end in {suffix}: name such a file."
+        raise typer.BadParameter(text, param_hint=option)
+    return path
+
+
 class Command(TyperCommand):
     """A command whose epilog is an example."""
 

@@ -14,8 +14,10 @@ from cli.command import (
     Site,
     StoreDir,
     Trusted,
+    check_suffix,
     command,
     line_of,
+    output_option,
     private,
 )
 from cli.places import HERE, Hospital
@@ -30,7 +32,7 @@ PolicyFile = Annotated[
 @command(app, "predict --hospital graz --data ~/new --output p.csv")
 def predict(
     data: Annotated[Path, typer.Option(help="A folder of images, a manifest, or an image.")],
-    output: Annotated[Path, typer.Option(help="The table to write (CSV).")],
+    output: Annotated[Path, output_option(".csv", "The table to write.")],
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,8 +66,6 @@ def predict(
             print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     private()
-    if output.suffix == SUFFIX:
-        raise ValueError(f"--output is '{output}', a model: name a table, such as predictions.csv.")
     if ensemble and not model:
         raise ValueError("--ensemble averages a folder of models: name one with --model.")
     home = store_dir / site
@@ -94,7 +94,7 @@ def predict(
 
 @command(app, "report --hospital graz --to report.html")
 def report(
-    to: Annotated[Path, typer.Option(help="The page to write (HTML).")],
+    to: Annotated[Path, output_option(".html", "The page to write.")],
     run: RunIdentity = None,
     data_dir: Annotated[
         Path | None,
@@ -134,11 +134,10 @@ def export(
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
     """Write a model as a file of its own, and its card."""
-    from client_app.afterwards.home import export_model
+    from client_app.afterwards.home import SUFFIX, export_model
     from server_app.export import export
 
-    if to.suffix == ".md":
-        raise ValueError(f"--to is '{to}', the place of the card: name a file *.safetensors.")
+    check_suffix(to, ".onnx" if onnx else SUFFIX, "'--to'")
     if result:
         card = export(result, model, to, onnx)
     else:

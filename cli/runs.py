@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.command import STORE_DIR, StoreDir, command, private
+from cli.command import STORE_DIR, StoreDir, command, output_option, private
 from strategies.protocol.files import expand, write_whole
 
 app = typer.Typer()
@@ -94,10 +94,10 @@ def compare(
         list[Path], typer.Argument(help="Result directories, or folders that contain some.")
     ],
     csv: Annotated[
-        Path | None, typer.Option(help="Write all figures and differences to this file.")
+        Path | None, output_option(".csv", "Write all figures and differences to this file.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Write a page with pictures to this file.")
+        Path | None, output_option(".html", "Write a page with pictures to this file.")
     ] = None,
 ) -> bool:
     """Compare methods over their runs.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cli.command import RunConfig, command
+from cli.command import RunConfig, command, output_option
 from cli.places import HERE, SERVER, Server
 
 FLEET_ADDRESS, CONTROL_PORT = "0.0.0.0:9092", 8000
@@ -86,7 +86,7 @@ def register(
 def invite(
     hospital: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
     to: Annotated[
-        Path | None, typer.Option(help="The invitation. Without it: NAME.invitation.")
+        Path | None, output_option(".invitation", "The invitation. Without it: NAME.invitation.")
     ] = None,
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="Days until the invitation ends.")

@@ -119,7 +119,7 @@ def test_the_version_is_printed(capsys):
             "fedhandoff ledger: There is no ledger to read: No such",
         ),
         (
-            ["export", "A", "--to", "a", "--result", "/no"],
+            ["export", "A", "--to", "a.safetensors", "--result", "/no"],
             "fedhandoff export: /no is not the result",
         ),
         (["check", "--hospital", "2"], "fedhandoff check: No such option"),
@@ -155,6 +155,27 @@ def test_a_wrong_word_is_named_in_one_line(arguments, said, capsys):
     assert status == 2
     assert error.startswith(said)
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "suffix"),
+    [
+        ("predict --data a --output", ".csv"),
+        ("compare a --csv", ".csv"),
+        ("compare a --html", ".html"),
+        ("ledger --html", ".html"),
+        ("report --to", ".html"),
+        ("export A --to", ".safetensors"),
+        ("export A --onnx --to", ".onnx"),
+        ("server invite graz --to", ".invitation"),
+    ],
+)
+def test_no_output_replaces_a_file_of_another_kind(words, suffix, capsys, tmp_path):
+    key = tmp_path / "ca.key"
+    key.write_text("secret")
+    status, error = failed(capsys, *words.split(), key)
+    assert (status, key.read_text()) == (2, "secret")
+    assert f"'{words.split()[-1]}': '{key}' does not end in {suffix}: name such a file." in error
 
 
 def test_the_cause_of_a_failed_deployment_is_one_line(monkeypatch, capsys, tmp_path):

@@ -153,7 +153,7 @@ def test_a_damaged_file_of_the_server_is_named_and_stays(call, folder, tmp_path,
     assert (folder / file).read_text() == content
 
 
-@pytest.mark.parametrize("options", [["--days", "999999999"], ["--to", "/no/such/file"]])
+@pytest.mark.parametrize("options", [["--days", "999999999"], ["--to", "/no/such/a.invitation"]])
 def test_an_invitation_that_is_not_written_replaces_none(
     call, folder, registered, tmp_path, options
 ):

@@ -362,7 +362,7 @@ def test_a_full_disk_leaves_the_file_of_before(option, study, tmp_path, monkeypa
     def fail(draft, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
 
-    before = tmp_path / "before"
+    before = tmp_path / f"before.{option[2:]}"
     before.write_text("as it was")
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(SystemExit):

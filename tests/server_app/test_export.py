@@ -68,7 +68,7 @@ def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result,
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_there(result, call, tmp_path):
-    said = call("../x", "--result", result[0], "--to", tmp_path / "x")
+    said = call("../x", "--result", result[0], "--to", tmp_path / "x.safetensors")
     assert re.search(r"no model '\.\./x' in .*; choose one of graz\.", said)
 
 
@@ -77,13 +77,13 @@ def test_a_sealed_model_is_refused(result, call, tmp_path):
     record = ArrayRecord({"sealed": Array(np.zeros(9, np.uint8))})
     label = Manifest("graz", "", ["a", "b"])
     save(pack({"model": record}, label), path / "parcels" / "graz.npz")
-    assert "`fedhandoff open`" in call("graz", "--result", path, "--to", tmp_path / "x")
+    assert "`fedhandoff open`" in call("graz", "--result", path, "--to", tmp_path / "x.safetensors")
 
 
 def test_a_model_whose_layers_stayed_at_hospitals_is_refused(result, call, tmp_path):
     path, network = result
     label = Manifest("graz", Architecture("mlp", 1, 8, 8, 2, (4,)).to_json(), ["a", "b"])
     save(pack_network(network, label, withheld=["1.bias"]), path / "parcels" / "graz.npz")
-    said = call("graz", "--result", path, "--to", tmp_path / "x")
+    said = call("graz", "--result", path, "--to", tmp_path / "x.safetensors")
     assert "The model of lineage 'graz' lacks '1.bias'" in said
-    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "x.safetensors").exists()
