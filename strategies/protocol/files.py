@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "This is no file, and is not replaced", str(path))
     if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "This folder does not exist", str(path.parent))
+        raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(path.parent))
     # Not named by the process: in two containers on one volume both may have the number 1.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

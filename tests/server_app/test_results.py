@@ -190,7 +190,7 @@ def test_a_folder_that_takes_no_file_is_named_with_its_cure(results, monkeypatch
 def test_a_folder_that_is_removed_under_way_is_named_once(results, caplog):
     state = at(results, "A")
     shutil.rmtree(results.path)
-    with pytest.raises(OSError, match="This folder does not exist") as raised:
+    with pytest.raises(OSError, match="There is no such folder") as raised:
         results.waits_for([Awaited("A", "train", 0.0)])
     error = results.explain(raised.value)
     caplog.set_level("INFO", "flwr")
