@@ -117,7 +117,7 @@ def _read_certificate(certificate: Path) -> x509.Certificate:
     try:
         read = x509.load_pem_x509_certificate(read_bytes(certificate))
     except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else "it is none in PEM"
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not in PEM"
         raise DeployError(
             f"{certificate} cannot be read as a certificate ({reason}): get or make it again."
         ) from error
