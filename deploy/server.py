@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def run(folder: Path, run_config: str | None) -> bool:
         number = str(_flwr(folder, "run", str(app), NAME, *overrides)["run-id"])
     print(
         f"Run {number}. It goes on after Ctrl-C; to stop it:\n"
-        f"FLWR_HOME={folder.absolute()} uv run flwr stop {number} {NAME}",
+        f"FLWR_HOME={shlex.quote(str(folder.absolute()))} uv run flwr stop {number} {NAME}",
         flush=True,
     )
     state = _follow(folder, number)

@@ -11,7 +11,7 @@ from strategies.protocol.files import read_text, replacing, write_new, write_who
 
 def test_an_error_names_the_file_and_not_its_draft(tmp_path):
     with (
-        pytest.raises(OSError, match=r"does not exist: '.*missing'"),
+        pytest.raises(OSError, match=r"There is no such folder: '.*missing'"),
         replacing(tmp_path / "missing" / "table.csv"),
     ):
         pass
