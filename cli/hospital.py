@@ -113,7 +113,7 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
     try:
         if not (place / "policy.toml").exists():
             policy(place / "policy.toml", None)
-        if not (place / f"{name}.pub").exists():  # it is written last
+        if not (place / f"{name}.pub").exists():  # the last file of make_key
             make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")

@@ -124,7 +124,7 @@ def open_checked(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """Open a file for `open`, for this user alone if it is new. A pipe would wait for another."""
+    """Open a file for `open`, without a wait at a pipe; a new file is for this user alone."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode=0o600)
 
 

@@ -13,6 +13,7 @@ from strategies.protocol.files import (
     read_by_hand,
     read_bytes,
     read_text,
+    reason_of,
 )
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_value
@@ -41,8 +42,7 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
         text = _read(expand(files[0])) if files else _toml(" ".join(texts))
         return dict(flatten_dict(parse_toml(text)))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SettingsError(f"{where} cannot be read: {reason}") from error
+        raise SettingsError(f"{where} cannot be read: {reason_of(error)}") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from client_app.datasets.findings import Finding
 from client_app.datasets.library import ImportProgress
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Survey, survey
-from client_app.datasets.pool import Indices, are_too_few, are_too_many
+from client_app.datasets.pool import Indices, Pool, are_too_few, are_too_many
 from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.datasets.resize import Form
 from client_app.datasets.split import split
@@ -129,9 +129,10 @@ def examine(
     if not found.entries:
         ignored = dict(found.ignored)
         return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
-    sides, too_few = _split_sides(found, settings, secret)
+    pool = found.pool()
+    sides, too_few = _split_sides(found, pool, settings, secret)
     findings += too_few
-    card = _describe(hospital, found, sides, chosen, findings, store)
+    card = _describe(hospital, found, pool, sides, chosen, findings, store)
     if not any(found.named_groups):
         text = "No patients or groups of images are named."
         advice = "If a patient has several images, name patients: column 'patient', or subfolders."
@@ -145,10 +146,9 @@ def examine(
 
 
 def _split_sides(
-    found: Survey, settings: Settings, secret: bytes
+    found: Survey, pool: Pool, settings: Settings, secret: bytes
 ) -> tuple[dict[str, Indices], list[Finding]]:
     """The training and the test images as the hospital splits them, and what hinders this."""
-    pool = found.pool()
     everything = np.arange(len(pool.labels))
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
@@ -167,13 +167,14 @@ def _split_sides(
 def _describe(
     hospital: str,
     found: Survey,
+    pool: Pool,
     sides: dict[str, Indices],
     chosen: dict[str, object],
     findings: list[Finding],
     store: Path,
 ) -> Card:
     """The card of images that can be used; `findings` may grow later."""
-    pool, groups = found.pool(), np.array(found.groups)
+    groups = np.array(found.groups)
     of_class = {
         name: {side: some[pool.labels[some] == number] for side, some in sides.items()}
         for number, name in enumerate(pool.classes)
