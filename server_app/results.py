@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from logging import ERROR, INFO
-from math import ceil, isfinite, isnan
+from math import ceil, inf, isfinite, isnan
 from pathlib import Path
 from time import monotonic, strftime, time
 from typing import Any, Self
@@ -118,7 +118,7 @@ class Results:
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
         self._noted: tuple[int, Sequence[Awaited]] = (-1, ())  # contents of under-way.json
-        self._noted_at = -NOTE_PAUSE
+        self._noted_at = -inf
         self._page = live.LivePage(path)
         self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
