@@ -17,8 +17,18 @@ import pytest
 import tomli_w
 import torch
 from flwr.common.config import flatten_dict
+from PIL import Image
 
-from benchmarks import markdown, membership, pgd, reproduce, simulation, spurious
+from benchmarks import (
+    held_out,
+    markdown,
+    membership,
+    over_tasks,
+    pgd,
+    reproduce,
+    simulation,
+    spurious,
+)
 from benchmarks.losses import AWAY, Losses
 from benchmarks.reproduce import (
     TABLES,
@@ -33,9 +43,11 @@ from benchmarks.reproduce import (
 )
 from benchmarks.simulation import RunFailed
 from cli import main
+from client_app.authority import node_config
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
 from learning.models import Architecture
+from learning.models.taps import last_layer
 from learning.samples import Samples
 from learning.suited import check_suited
 from learning.training import train
@@ -217,6 +229,68 @@ def test_an_attack_moves_each_value_by_its_strength_towards_a_larger_loss():
     assert moved.flatten().tolist() == [96.0, 0.0]
     class_0 = torch.zeros(2, dtype=torch.int64)
     assert pgd.accuracy(network, images.byte(), class_0, 4.0) == 0.5
+
+
+def test_the_alignment_of_features_by_hand():
+    """0, 1, 2 is aligned with 1, 4, 7, which is three times as far, and not with 1, −2, 1."""
+    x = np.array([[0.0], [1.0], [2.0]])
+    assert over_tasks.cka(x, 3 * x + 1) == pytest.approx(1)
+    assert over_tasks.cka(x, np.array([[1.0], [-2.0], [1.0]])) == pytest.approx(0)
+
+
+def test_the_nearest_of_the_first_half_tell_the_second():
+    """Classes 0 and 1 lie at 0 and 9. One of the two images to tell is labelled as the other."""
+    features = np.array([0.0] * 5 + [9.0] * 5 + [1.0, 8.0] * 5)[:, None]
+    labels = np.array([0] * 5 + [1] * 5 + [0, 1, 0, 1, 0, 1, 0, 1, 0, 0])
+    assert over_tasks.neighbour_accuracy(features, labels) == 0.9
+
+
+def test_the_similarity_of_maps_by_hand():
+    """Shares ½, ½, 0, 0 and ½, 0, ½, 0 overlap by ½; a scale changes nothing."""
+    a = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]] * 3)
+    b = torch.tensor([[[4.0, 0.0], [4.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    assert over_tasks.similarity(a, b).tolist() == [0.5, 1.0, 0.0]
+
+
+def test_a_grad_cam_map_is_twice_as_strong_for_twice_the_logit():
+    network = Architecture("ser-cnn", 3, 16, 16, 4).build().eval()
+    samples = random_images(np.random.default_rng(0), 16, range(4))
+    once = over_tasks.grad_cam(network, samples)
+    last_layer(network.classifier).weight.data *= 2
+    twice = over_tasks.grad_cam(network, samples)
+    assert once.shape == (4, 16, 16)
+    assert once.max() > 0
+    assert torch.allclose(twice, 2 * once)
+
+
+@pytest.mark.slow
+def test_a_network_is_measured_after_each_task(tmp_path, monkeypatch, capsys):
+    """Before the first task features are those of the first network."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "store"))
+    monkeypatch.setattr(node_config, "_simulates", False)
+    held_out.write(tmp_path)
+
+    def measure(row, *arguments):
+        words = ["over_tasks", str(tmp_path / "table.toml"), row, "--data", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", [*words, "--vary", "train.epochs=1", *arguments])
+        over_tasks.main()
+        lines = capsys.readouterr().out.splitlines()[4:]
+        return [line.strip("| ").split(" | ") for line in lines]
+
+    described = TABLES["twf_small"].read_text("utf-8")
+    ser = 'settings = { learner = "ser", model = "ser-cnn" }'
+    (tmp_path / "table.toml").write_text(f'{described}[[rows]]\nname = "SER"\n{ser}\n', "utf-8")
+    before, *after = measure("DER++", "--before", str(tmp_path / "digits_6_to_9.npz"))
+    assert len(after) == 3
+    assert set(before[2:5]) == {"0.00"}
+    assert all(float(each) > 0 for each in after[-1][2:5])
+    first, *_ = measured = measure("SER", "--maps", str(tmp_path / "maps.png"))
+    assert len(measured) == 3
+    assert first[3:] == ["1.000", "1.000"]
+    with Image.open(tmp_path / "maps.png") as picture:
+        assert picture.size == (4 * 34 + 2, 6 * 34 + 2)
+    with pytest.raises(SystemExit, match="must be ser-"):
+        measure("DER++", "--maps", str(tmp_path / "maps.png"))
 
 
 def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
