@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ class Hospital:
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
-    """Open the hospital of a message; in a simulation its data are loaded once per process.
+    """Open the hospital of a message.
 
     Args:
         context: Flower's context, with the run's settings and the hospital's node-config
@@ -209,15 +208,11 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     prepare_cpu(settings.cpu_threads)
     machine = policy.machine if policy else None
     chosen = tuple(policy.images.classes) if policy else None
-    # A real hospital's images may have changed. And a server that asks for many splits must not
-    # fill the memory.
-    if policy:
-        _data_on.cache_clear()
     folder = Store(own_folder(store / name))
     secret = secret_of(folder) if policy else b""
-    data = _data_on(
-        device, settings, index, max(hospitals, 1), classes, store, machine, chosen, secret
-    )
+    data = open_data(
+        settings, index, max(hospitals, 1), classes, store, machine, chosen, secret
+    ).to(device)
     return Hospital(
         name=name,
         settings=settings,
@@ -279,19 +274,3 @@ def simulated_name(dataset: str, index: int, hospitals: int) -> str:
     if kind in LISTINGS and len(sources) == hospitals > 1:
         return names_of_folders(sources)[index]
     return number_as_name(index, hospitals)
-
-
-@lru_cache(maxsize=64)
-def _data_on(
-    device: torch.device,
-    settings: Settings,
-    index: int,
-    hospitals: int,
-    classes: tuple[str, ...],
-    store: Path,
-    machine: MachineRules | None,
-    chosen: tuple[str, ...] | None,
-    secret: bytes,
-) -> LocalData:
-    data = open_data(settings, index, hospitals, classes, store, machine, chosen, secret)
-    return data.to(device)

@@ -5,9 +5,11 @@ message compares the inputs of the session: the run's settings, the hospital's n
 policy, its name, the federation's classes and, at a real hospital, the run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import torch
 from flwr.app import Context
 
 from client_app.authority.node_config import SIMULATED, is_simulated, own_config
@@ -56,7 +58,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))
-    open_session = _simulated_session if simulated else _real_session
+    open_session = _simulated_session(repr(settings)) if simulated else _real_session
     session = open_session(_Inputs(text, context, name, classes))
     # Another run in this process may have set another number of threads (see `open_hospital`).
     prepare_cpu(session.hospital.settings.cpu_threads)
@@ -71,7 +73,15 @@ def _open(inputs: _Inputs) -> Session:
     return Session(hospital, strategy, f"{hospital.data.fingerprint}, part {part}")
 
 
-_simulated_session = lru_cache(maxsize=64)(_open)  # one process may serve many hospitals
+@lru_cache(maxsize=1)  # the sessions of an earlier run would keep its images in memory
+def _simulated_session(settings: str) -> Callable[[_Inputs], Session]:
+    """The function that opens a run's simulated hospitals, each once in a process.
+
+    On a GPU each hospital has a copy of its images, so the number of open ones has a limit.
+    """
+    return lru_cache(maxsize=64 if torch.cuda.is_available() else None)(_open)
+
+
 # A real hospital has one process. A run asks for two sessions, before and after the classes are
 # known. A server that asks for many must not fill the memory.
 _real_session = lru_cache(maxsize=2)(_open)

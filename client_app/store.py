@@ -84,7 +84,7 @@ class DamagedError(OwnError, archive.ArchiveError):
         super().__init__("store", f"{path} is damaged ({error}). {cure}.")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # one process may serve many simulated hospitals
 def _load_once(path: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
     return _load(path)
 

@@ -23,7 +23,6 @@ import csv
 import errno
 import fcntl
 import os
-import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -62,6 +61,7 @@ from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.files import FileError, expand, replacing, write_whole
+from strategies.protocol.parcel import save
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import amount, inert
@@ -387,7 +387,7 @@ class Results:
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 with replacing(path) as draft:
-                    shutil.copyfile(state.shelf.path(model.parcel), draft)
+                    save(state.shelf.get(model.parcel), draft)
         page = render(self.path.name, summary, events, self._config, pictures(state))
         write_whole(self.path / live.NAME, page)
         self._feed.end(summary, self.path)

@@ -101,6 +101,8 @@ def _source(path):
 
 
 def pytest_deselected(items):
+    if not items:  # with --lf
+        return
     config = items[0].config
     config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
     if hasattr(config, "workeroutput"):

@@ -47,6 +47,7 @@ from client_app.authority import node_config
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
 from learning.models import Architecture
+from learning.models.saliency import SaliencyNetwork
 from learning.models.taps import last_layer
 from learning.samples import Samples
 from learning.suited import check_suited
@@ -254,6 +255,7 @@ def test_the_similarity_of_maps_by_hand():
 
 def test_a_grad_cam_map_is_twice_as_strong_for_twice_the_logit():
     network = Architecture("ser-cnn", 3, 16, 16, 4).build().eval()
+    assert isinstance(network, SaliencyNetwork)
     samples = random_images(np.random.default_rng(0), 16, range(4))
     once = over_tasks.grad_cam(network, samples)
     last_layer(network.classifier).weight.data *= 2

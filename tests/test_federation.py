@@ -446,7 +446,6 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
 
     def call(message, place):
         working.append(place.node_config["partition-id"])
-        hospital_module._data_on.cache_clear()
         session._simulated_session.cache_clear()
         return app(message, place)
 

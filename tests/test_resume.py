@@ -464,6 +464,21 @@ def test_a_model_under_way_is_kept_although_its_lineage_goes_on_from_another_cop
     assert names == [True, True, False]
 
 
+def test_a_parcel_has_a_file_if_a_checkpoint_names_it_or_memory_is_full(tmp_path, monkeypatch):
+    """Of three parcels one is named. With no place for a second one, the older one is written."""
+    state = State(Shelf(tmp_path), "run", classes=["a", "b"], shape=[1, 8, 8])
+    names = [state.shelf.put(a_parcel(k)) for k in range(3)]
+    assert not list(tmp_path.iterdir())
+    state.models = {"a": Model("a", "h0", names[0])}
+    checkpoint.save(state, {})
+    assert [state.shelf.path(name).exists() for name in names] == [True, False, False]
+    monkeypatch.setattr("strategies.engine.shelf.IN_MEMORY", 1)
+    old, new = (state.shelf.put(a_parcel(k)) for k in (4, 5))
+    assert [state.shelf.path(name).exists() for name in (old, new)] == [True, False]
+    assert state.shelf.get(old).array_records == a_parcel(4).array_records
+    assert state.shelf.path(new).exists()
+
+
 @pytest.mark.parametrize(("variant", "takes_part"), [("full", True), ("synthetic-only", False)])
 def test_a_buffer_that_may_not_leave_is_not_asked_for_again_after_a_kill(
     tmp_path, variant, takes_part

@@ -3,7 +3,7 @@
     state.json     the state of the run (state.py), and the server's notes
     *.npz          its parcels (shelf.py)
 
-First the parcels are written to the shelf. Then state.json is replaced. Then the parcels that it
+First the parcels are written. Then state.json is replaced. Then the parcels that it
 does not name are deleted. So a kill between two steps leaves the old checkpoint or the new one.
 """
 
@@ -34,6 +34,7 @@ def save(state: State, notes: Mapping[str, Any]) -> None:
     The server's notes are of types that JSON has.
     """
     folder, sync = state.shelf.folder, state.shelf.sync
+    state.shelf.write(state.parcels)
     sync(folder)  # the files must be on the disk before state.json names them
     content = {"format": FORMAT, "state": state.to_json(), "notes": notes}
     with replacing(folder / STATE) as draft:

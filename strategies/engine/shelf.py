@@ -1,7 +1,9 @@
-"""The shelf: the parcels of a run, on the server's disk.
+"""The shelf: the parcels of a run, in the server's memory and on its disk.
 
-A file never changes: its name has a hash of its content. The parcels that were used last stay in
-memory too, up to `IN_MEMORY` bytes.
+The parcels that were used last are in memory, up to `IN_MEMORY` bytes. A parcel gets a file when a
+checkpoint names it (checkpoint.py), or when memory has no place for it. So a model that is merged
+into another one before the next checkpoint needs no file. A file never changes: its name has a hash
+of its content.
 """
 
 import hashlib
@@ -58,22 +60,33 @@ class Shelf:
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0
         self._notes: dict[str, _Note] = {}
+        self._unwritten: set[str] = set()  # parcels that are only in memory
 
     def put(self, parcel: RecordDict) -> str:
-        """Write an admitted parcel to the disk; the parcel's name."""
+        """Keep an admitted parcel; the parcel's name."""
         label = Manifest.read(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
         # A hospital chose the name of the lineage; quoted, it cannot lead out of the folder.
         name = f"{quote(label.lineage, safe=' ')[:60]}-{hashlib.sha256(content).hexdigest()}"
-        path = self.path(name)
-        if not path.exists():
-            with replacing(path) as draft:
-                save(parcel, draft)
-                self.sync(draft)
         self._notes[name] = _Note.describe(parcel, label)
+        self._unwritten.add(name)
         self._remember(name, parcel)
         return name
+
+    def write(self, names: Iterable[str]) -> None:
+        """Write parcels to the disk, except those that are there.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        for name in self._unwritten.intersection(names):
+            path = self.path(name)
+            if not path.exists():
+                with replacing(path) as draft:
+                    save(self._newest[name], draft)
+                    self.sync(draft)
+            self._unwritten.discard(name)
 
     def get(self, name: str) -> RecordDict:
         """The parcel of a name."""
@@ -110,6 +123,7 @@ class Shelf:
     def keep_only(self, names: Iterable[str]) -> None:
         """Delete all parcels but these, and the drafts that a kill has left."""
         kept = set(names)
+        self._unwritten &= kept
         for path in self.folder.glob("*.npz"):
             if path.stem not in kept:
                 path.unlink()
@@ -129,7 +143,7 @@ class Shelf:
                 os.close(descriptor)
 
     def path(self, name: str) -> Path:
-        """The file of a parcel, an archive that `strategies.protocol.parcel.load` reads."""
+        """The file of a written parcel, as `strategies.protocol.parcel.load` reads it."""
         return self.folder / f"{name}.npz"
 
     def _remember(self, name: str, parcel: RecordDict) -> None:
@@ -138,5 +152,6 @@ class Shelf:
             self._bytes += count_bytes(parcel)
         self._newest.move_to_end(name)
         while self._bytes > IN_MEMORY and len(self._newest) > 1:
-            _, oldest = self._newest.popitem(last=False)
-            self._bytes -= count_bytes(oldest)
+            oldest = next(iter(self._newest))
+            self.write([oldest])
+            self._bytes -= count_bytes(self._newest.pop(oldest))

@@ -423,7 +423,9 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
         assert delivery.failure != Failure.CRASHED
         if admitted is not None and check is not admit_tested:
             parcels = [admitted] if check is admit_first else admitted.values()
-            shelf.check([shelf.put(parcel) for parcel in parcels])
+            names = [shelf.put(parcel) for parcel in parcels]
+            shelf.write(names)
+            shelf.check(names)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -245,6 +245,7 @@ def test_an_array_that_no_checkpoint_could_hold(verb, change, tmp_path):
     """Whenever a checkpoint is written, it can be read."""
 
     def keep(state):
+        state.shelf.write(state.parcels)
         Shelf(tmp_path).check(state.parcels)
 
     ledger = Ledger()

@@ -12,7 +12,6 @@ import torch
 import torchvision
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import hospital as hospital_module
 from client_app import session
 from client_app.app import app
 from client_app.authority.privacy_account import Account, epsilon
@@ -76,7 +75,6 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
     place = context(0, 1, run_config(), **{"data-dir": str(folder), "store-dir": str(tmp_path)})
 
     def asked(verb, classes, run="1"):
-        hospital_module._data_on.cache_clear()  # as in another process
         session._simulated_session.cache_clear()
         order = Order(0, 0, "", classes, "plain", run, code=code_hash())
         return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)

@@ -9,6 +9,7 @@ from client_app.authority.node_config import NODE_CONFIG, OwnError
 from client_app.authority.permission import admit, judge
 from client_app.authority.policy import PolicyError
 from client_app.hospital import open_hospital
+from client_app.session import session_for
 from learning.models import Architecture
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.order import Order
@@ -122,8 +123,8 @@ def test_batch_sizes_are_dealt_out_to_simulated_hospitals():
 
 
 def test_data_are_loaded_once_per_process():
-    first, second = (open_hospital(context(0, 2, run_config())) for _ in range(2))
-    assert first.data is second.data
+    first, second = (session_for(context(0, 2, run_config()), "", (), "run") for _ in range(2))
+    assert first is second
 
 
 def test_the_architecture_fits_the_images():

@@ -20,6 +20,7 @@ from client_app.hospital import open_hospital
 from client_app.release import disclosure
 from client_app.release.disclosure import Disclosure, Noised, open_disclosure
 from client_app.release.noise import effects_of_tasks, step_of
+from client_app.session import session_for
 from client_app.store import Store
 from learning.evaluation import score
 from strategies.protocol.classes import outputs
@@ -348,6 +349,7 @@ def write_pictures(folder, sizes):
 
 
 def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
+    """Also if 100 others are opened between two tasks; the next run opens them anew."""
     opened = []
 
     def noted(*args):
@@ -355,17 +357,22 @@ def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
         return open_data(*args)
 
     monkeypatch.setattr(hospital_module, "open_data", noted)
-    hospital_module._data_on.cache_clear()
     dataset = write_pictures(tmp_path, [10, 10, 10, 10])
     place = context(0, 1, run_config(dataset=dataset, partition="iid", tasks=2))
-    hospitals = [
-        open_hospital(place, classes=tuple("0123")).select_task(task) for task in (1, 2, 1)
-    ]
-    assert len(opened) == 1
+    sessions = [session_for(place, "", tuple("0123"), "run")]
+    sessions += [session_for(place, f"other-{k}", tuple("0123"), "run") for k in range(100)]
+    again = session_for(place, "", tuple("0123"), "run")
+    assert again is sessions[0]
+    assert len(opened) == 101
+    hospitals = [again.hospital.select_task(task) for task in (1, 2, 1)]
     assert [each.data.train.labels.unique().tolist() for each in hospitals] == [
         *([0, 1], [2, 3]),
         [0, 1],
     ]
+    next_run = context(0, 1, run_config(dataset=dataset, partition="iid", tasks=2, seed=1))
+    session_for(next_run, "", tuple("0123"), "run")
+    assert session_for(place, "", tuple("0123"), "run") is not again
+    assert len(opened) == 103
 
 
 def test_everyone_s_images_are_those_of_all_tasks_so_far(tmp_path):

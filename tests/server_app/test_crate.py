@@ -16,10 +16,9 @@ from cli import main
 from server_app.crate import write_run_crate
 from server_app.results import Results
 from strategies.engine.events import Event
-from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model
 from strategies.protocol.code import app_version, code_hash
-from strategies.protocol.parcel import Manifest, load, pack
+from strategies.protocol.parcel import Manifest, load, pack, save
 from tests.fakes import settings
 from tests.server_app.test_results import at, run
 
@@ -151,9 +150,9 @@ def other_events(folder):
 
 def other_model(folder):
     """Its label has the hash of the model before."""
-    path, shelf = folder / "parcels" / "A.npz", Shelf(folder.parent / "shelf")
+    path = folder / "parcels" / "A.npz"
     changed = RecordDict({**load(path), "model": ArrayRecord({"weight": Array(np.zeros(2, "f4"))})})
-    shutil.copyfile(shelf.path(shelf.put(changed)), path)
+    save(changed, path)
 
 
 def no_model(folder):

@@ -238,11 +238,15 @@ def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
         assert [event for event in ledger.events if event.outcome != "ok"] == []
         assert [e.hospital for e in ledger.of("train") if e.round == 2] == ["h0"]
 
+    def keep(state):
+        state.shelf.write(state.parcels)
+        kept[state.round, state.hop] = state.to_json()
+
     grid, ledger, again = FakeGrid(federation(2)), Leaving(), Ledger()
     plan = {"tasks": 2, "num_server_rounds": 2, "enrolment": "S2"}
     chosen = settings(strategy="fedavg", min_hospitals=2, hop_timeout=1, **plan)
     kept: dict[tuple[int, int], Any] = {}
-    go(chosen, grid, ledger, tmp_path, lambda s: kept.update({(s.round, s.hop): s.to_json()}))
+    go(chosen, grid, ledger, tmp_path, keep)
     check(ledger)
     state = State.from_json(kept[2, 0], Shelf(tmp_path))
     Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), again), lambda s: None).go()
