@@ -29,7 +29,7 @@ from torch.nn import functional
 from torchvision.utils import save_image
 
 from benchmarks.markdown import commit_and_machine, print_head, print_row
-from benchmarks.reproduce import check_table, choose, read_table
+from benchmarks.reproduce import TableError, check_table, choose, read_table
 from client_app.authority.node_config import simulate
 from client_app.datasets import open_public
 from client_app.hospital import Hospital, open_hospital
@@ -41,7 +41,7 @@ from learning.models.taps import points, tap
 from learning.samples import Samples
 from learning.settings import SERSettings
 from learning.training import train
-from strategies.protocol.settings import complete, rng_for
+from strategies.protocol.settings import SettingsError, complete, rng_for
 from strategies.registry import strategy_of
 
 IMAGES = 1000  # of the archive, for features; half of them are the neighbours
@@ -62,9 +62,12 @@ def main() -> None:
     chosen = parser.parse_args()
     if (chosen.before is None) == (chosen.maps is None):
         parser.error("Give --before for Fig. 2.3, or --maps for Fig. 2.6.")
-    described = read_table(chosen.table, chosen.vary)
-    rows = choose(described["rows"], chosen.row)
-    (row,) = check_table(described | {"rows": rows}, [chosen.data]).rows
+    try:
+        described = read_table(chosen.table, chosen.vary)
+        rows = choose(described["rows"], chosen.row)
+        (row,) = check_table(described | {"rows": rows}, [chosen.data]).rows
+    except (TableError, SettingsError) as error:
+        parser.error(str(error))
     settings = complete({**row.settings, "seed": chosen.seed})
     simulate()
     own: dict[str, bool | float | int | str] = {"partition-id": 0, "num-partitions": 1}

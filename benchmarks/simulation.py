@@ -163,6 +163,7 @@ def run_warm(
 
     Raises:
         RunFailed: The run has failed; the error has the reason.
+        KeyboardInterrupt: The user pressed Ctrl-C.
     """
     folders_before = set(output_dir.glob("*"))
     config = complete({**USUAL, **settings, "output-dir": str(output_dir)})
@@ -170,6 +171,8 @@ def run_warm(
         with redirect_stdout(workers.log):
             run_on(UnreliableGrid(losses, workers, hospitals, config), config)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # else the next run of a table began
+            raise KeyboardInterrupt from error
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     (result,) = set(output_dir.glob("*")) - folders_before
     return result

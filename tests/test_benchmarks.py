@@ -1,6 +1,7 @@
 """The tables in benchmarks/ and their runner, without any run."""
 
 import copy
+import io
 import json
 import math
 import re
@@ -10,6 +11,7 @@ import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ from learning.models.taps import last_layer
 from learning.samples import Samples
 from learning.suited import check_suited
 from learning.training import train
+from strategies.engine.strategy import RunError
 from strategies.protocol.settings import Settings, complete
 from strategies.registry import strategy_of
 from tests.fakes import run_config, write_archive
@@ -679,6 +682,17 @@ def test_a_lost_visit_is_an_absence_and_the_run_goes_on(tmp_path, strategy):
     assert len(tested) == 3
     summary = json.loads((result / "summary.json").read_text())
     assert {each["reason"] for each in summary["failures"]} == {AWAY}
+
+
+def test_ctrl_c_ends_a_table_and_not_its_present_run_alone(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise RunError("It was ended by Ctrl-C.") from KeyboardInterrupt()
+
+    monkeypatch.setattr(simulation, "run_on", interrupted)
+    monkeypatch.setattr(simulation, "UnreliableGrid", lambda *_: None)
+    workers: Any = SimpleNamespace(log=io.StringIO())
+    with pytest.raises(KeyboardInterrupt):
+        simulation.run_warm(workers, tmp_path, 2, {})
 
 
 def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compare_with(tmp_path):
