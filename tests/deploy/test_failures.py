@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -152,6 +154,36 @@ def test_a_run_goes_on_after_its_superlink_was_killed(tmp_path):
     assert summary["rounds"] == 4
     assert summary["status"].startswith("completed")
     assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_printed_command_and_is_resumed(tmp_path):
+    """The server's folder has a space, which the command has to quote."""
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    write_images(folder / "images")
+    run = [*FEDHANDOFF, "server", "run", "--server", folder / "server", "--run-config"]
+    with server(folder) as address, hospitals(folder, address, names=("linz", "wien")):
+        with (folder / "run.log").open("w+") as log:
+            first = [*run, f"{SETTINGS} output-dir='{folder}/runs'"]
+            process = subprocess.Popen(first, stdout=log, stderr=log)
+            wait_for(lambda: '"verb":"train"' in "".join(texts(folder, "runs/*/metrics.jsonl")))
+            (printed,) = re.findall("^FLWR_HOME=.*", texts(folder, "run.log")[0], re.MULTILINE)
+            variable, *command = shlex.split(printed)
+            assert command[:2] == ["uv", "run"]
+            key, _, value = variable.partition("=")
+            subprocess.run(command[2:], check=True, env={**os.environ, key: value})
+            assert process.wait() == 1
+        assert "is finished:stopped" in texts(folder, "run.log")[0]
+        (resume,) = folder.glob("runs/*/checkpoint/resume.toml")
+        subprocess.run([*run, resume], check=True)
+    (summary,) = map(json.loads, texts(folder, "runs/*/summary.json"))
+    assert summary["rounds"] == 4
+    assert summary["resumed"] == 1
+
+
+def texts(folder, pattern):
+    return [path.read_text() for path in folder.glob(pattern)]
 
 
 # For the Python of a hospital: an hour fast. TLS reads the right clock.
