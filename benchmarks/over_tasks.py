@@ -32,6 +32,7 @@ from benchmarks.markdown import commit_and_machine, print_head, print_row
 from benchmarks.reproduce import TableError, check_table, choose, read_table
 from client_app.authority.node_config import simulate
 from client_app.datasets import open_public
+from client_app.errors import DataError
 from client_app.hospital import Hospital, open_hospital
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
@@ -66,19 +67,19 @@ def main() -> None:
         described = read_table(chosen.table, chosen.vary)
         rows = choose(described["rows"], chosen.row)
         (row,) = check_table(described | {"rows": rows}, [chosen.data]).rows
-    except (TableError, SettingsError) as error:
+        simulate()
+        own: dict[str, bool | float | int | str] = {"partition-id": 0, "num-partitions": 1}
+        settings = complete({**row.settings, "seed": chosen.seed})
+        hospital = open_hospital(Context(1, 1, own, RecordDict(), settings))
+        if hospital.settings.strategy != "standalone" or hospital.settings.tasks < 2:
+            raise TableError(f"The row '{row.name}' is no row of 'standalone' over tasks.")
+        print(f"Row {row.name}; {commit_and_machine()}\n")
+        if chosen.before:
+            print_features(hospital, chosen.before)
+        else:
+            print_saliency(hospital, chosen.maps)
+    except (TableError, SettingsError, DataError) as error:
         parser.error(str(error))
-    settings = complete({**row.settings, "seed": chosen.seed})
-    simulate()
-    own: dict[str, bool | float | int | str] = {"partition-id": 0, "num-partitions": 1}
-    hospital = open_hospital(Context(1, 1, own, RecordDict(), settings))
-    if hospital.settings.strategy != "standalone" or hospital.settings.tasks < 2:
-        parser.error(f"The row '{row.name}' is no row of 'standalone' over tasks.")
-    print(f"Row {row.name}; {commit_and_machine()}\n")
-    if chosen.before:
-        print_features(hospital, chosen.before)
-    else:
-        print_saliency(hospital, chosen.maps)
 
 
 def trained_over_tasks(hospital: Hospital) -> Iterator[tuple[int, nn.Module]]:
@@ -167,7 +168,7 @@ def print_saliency(hospital: Hospital, picture: Path) -> None:
     print_head("task", "accuracy", "to the oracle", "saliency as before", "Grad-CAM as before")
     for task, network in trained_over_tasks(hospital):
         if not isinstance(network, SaliencyNetwork):
-            raise SystemExit("The network has no saliency network: the row's model must be ser-.")
+            raise TableError("The network has no saliency network: the row's model must be ser-.")
         if not task:
             continue
         now = [[find(network, each) for find in (saliency, grad_cam)] for each in tests[:task]]
