@@ -175,6 +175,7 @@ def test_a_run_ends_with_the_printed_command_and_is_resumed(tmp_path):
             subprocess.run(command[2:], check=True, env={**os.environ, key: value})
             assert process.wait() == 1
         assert "is finished:stopped" in texts(folder, "run.log")[0]
+        wait_for(lambda: not processes(folder, "flwr-serverapp"))  # it holds the result folder
         (resume,) = folder.glob("runs/*/checkpoint/resume.toml")
         subprocess.run([*run, resume], check=True)
     (summary,) = map(json.loads, texts(folder, "runs/*/summary.json"))
