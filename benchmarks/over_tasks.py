@@ -34,6 +34,7 @@ from client_app.authority.node_config import simulate
 from client_app.datasets import open_public
 from client_app.errors import DataError
 from client_app.hospital import Hospital, open_hospital
+from learning.evaluation import probabilities, score
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
 from learning.learners.ser import open_oracle
@@ -100,15 +101,11 @@ def trained_over_tasks(hospital: Hospital) -> Iterator[tuple[int, nn.Module]]:
         yield task, network.eval()
 
 
-def accuracy(hospital: Hospital, network: nn.Module, task: int) -> float:
-    """The accuracy on the test images of all tasks up to `task`."""
+def accuracy(hospital: Hospital, network: nn.Module, task: int) -> str:
+    """The accuracy on the test images of all tasks up to `task`, in percent."""
     test = hospital.select_task(task).data.test
-    with torch.no_grad():
-        right = [
-            network(test.images[batch]).argmax(dim=1) == test.labels[batch]
-            for batch in _batches(test)
-        ]
-    return float(torch.cat(right).float().mean())
+    found = score(probabilities(network, test.images, math.inf), test.labels)
+    return f"{100 * found['accuracy']:.1f}"
 
 
 def print_features(hospital: Hospital, archive: Path) -> None:
@@ -127,7 +124,7 @@ def print_features(hospital: Hospital, archive: Path) -> None:
             first = features
         moved = [1 - cka(*each) for each in zip(first, features, strict=True)]
         near = [neighbour_accuracy(each, labels) for each in features]
-        own = f"{100 * accuracy(hospital, network, task):.1f}" if task else "–"
+        own = accuracy(hospital, network, task) if task else "–"
         print_row(task, own, *(f"{x:.2f}" for x in moved), *(f"{100 * x:.1f}" for x in near))
 
 
@@ -159,37 +156,47 @@ def neighbour_accuracy(features: NDArray[np.float64], labels: NDArray[np.integer
 
 def print_saliency(hospital: Hospital, picture: Path) -> None:
     """Print Fig. 2.6, and draw the maps of the first test image of each task."""
-    last, count = hospital.select_task(hospital.settings.tasks).data.test, hospital.settings.tasks
-    oracle = open_oracle(hospital.settings.section("ser", SERSettings).oracle, last)
-    tests = [last[torch.from_numpy(np.flatnonzero(last.tasks == t + 1))] for t in range(count)]
-    after_own: list[list[Tensor]] = []  # both kinds of maps of a task's images, after that task
-    blank = torch.zeros(last.shape[1:])
-    strips = [[[each.images[0].float().mean(dim=0)], [blank]] for each in tests]
+    settings = hospital.settings
+    last = hospital.select_task(settings.tasks).data.test
+    oracle = open_oracle(settings.section("ser", SERSettings).oracle, last)
+    tasks = range(1, settings.tasks + 1)
+    tests = [last[torch.from_numpy(np.flatnonzero(last.tasks == task))] for task in tasks]
+    # The maps of both kinds, of the test images of each task so far: after each task.
+    history: list[list[tuple[Tensor, Tensor]]] = []
     print_head("task", "accuracy", "to the oracle", "saliency as before", "Grad-CAM as before")
     for task, network in trained_over_tasks(hospital):
         if not isinstance(network, SaliencyNetwork):
             raise TableError("The network has no saliency network: the row's model must be ser-.")
         if not task:
             continue
-        now = [[find(network, each) for find in (saliency, grad_cam)] for each in tests[:task]]
-        after_own.append(now[-1])
-        pairs = zip(now, tests[:task], strict=True)
-        to_oracle = [similarity(maps[0], oracle(each.images)) for maps, each in pairs]
-        kept = [
-            torch.cat([similarity(a[k], b[k]) for a, b in zip(now, after_own, strict=True)])
-            for k in (0, 1)
+        seen = tests[:task]
+        now = [(saliency(network, each), grad_cam(network, each)) for each in seen]
+        history.append(now)
+        then = [history[own][own] for own in range(task)]  # after the images' own task
+        pairs = [
+            [(maps[0], oracle(each.images)) for maps, each in zip(now, seen, strict=True)],
+            *([(a[k], b[k]) for a, b in zip(now, then, strict=True)] for k in (0, 1)),
         ]
-        figures = [float(each.mean()) for each in (torch.cat(to_oracle), *kept)]
-        print_row(
-            task, f"{100 * accuracy(hospital, network, task):.1f}", *(f"{x:.3f}" for x in figures)
-        )
-        for place, strip in enumerate(strips):
-            for k in (0, 1):
-                strip[k].append(now[place][k][0] if place < task else blank)
-    pictures = [
-        each / each.max().clamp(min=1e-9) for strip in strips for row in strip for each in row
-    ]
-    save_image(torch.stack([each.cpu() for each in pictures])[:, None], picture, nrow=count + 1)
+        figures = [float(torch.cat([similarity(*two) for two in each]).mean()) for each in pairs]
+        own_accuracy = accuracy(hospital, network, task)
+        print_row(task, own_accuracy, *(f"{each:.3f}" for each in figures))
+    draw([each.images[0] for each in tests], history, picture)
+
+
+def draw(
+    images: Sequence[Tensor], history: Sequence[Sequence[tuple[Tensor, Tensor]]], picture: Path
+) -> None:
+    """Draw an image [C, H, W] of each task, and both kinds of its maps after each task.
+
+    `history` has the maps after each task, for each task so far; the first map is the image's.
+    """
+    blank = torch.zeros(images[0].shape[1:])
+    strips = []
+    for place, image in enumerate(images):
+        for k, first in enumerate((image.float().mean(dim=0), blank)):
+            maps = [now[place][k][0] if place < len(now) else blank for now in history]
+            strips += [each.cpu() / each.max().clamp(min=1e-9).cpu() for each in (first, *maps)]
+    save_image(torch.stack(strips)[:, None], picture, nrow=len(history) + 1)
 
 
 @torch.no_grad()
