@@ -18,7 +18,8 @@ PARTS = {"digits_0_to_5": range(6), "digits_6_to_9": range(6, 10)}
 
 
 def write(folder: Path) -> None:
-    """Write both archives, a fifth of each for testing."""
+    """Write both archives into a folder, which may be new; a fifth of each is for testing."""
+    folder.mkdir(parents=True, exist_ok=True)
     images, labels = load_digits(return_X_y=True)
     pixels = (images * 15.9375).astype(np.uint8).reshape(-1, 8, 8)  # from 0 to 16, to 255
     for name, digits in PARTS.items():

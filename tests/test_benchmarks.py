@@ -273,10 +273,11 @@ def test_a_network_is_measured_after_each_task(tmp_path, monkeypatch, capsys):
     """Before the first task features are those of the first network."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "store"))
     monkeypatch.setattr(node_config, "_simulates", False)
-    held_out.write(tmp_path)
+    data = tmp_path / "new" / "data"
+    held_out.write(data)
 
     def measure(row, *arguments):
-        words = ["over_tasks", str(tmp_path / "table.toml"), row, "--data", str(tmp_path)]
+        words = ["over_tasks", str(tmp_path / "table.toml"), row, "--data", str(data)]
         monkeypatch.setattr(sys, "argv", [*words, "--vary", "train.epochs=1", *arguments])
         over_tasks.main()
         lines = capsys.readouterr().out.splitlines()[4:]
@@ -285,7 +286,7 @@ def test_a_network_is_measured_after_each_task(tmp_path, monkeypatch, capsys):
     described = TABLES["twf_small"].read_text("utf-8")
     ser = 'settings = { learner = "ser", model = "ser-cnn" }'
     (tmp_path / "table.toml").write_text(f'{described}[[rows]]\nname = "SER"\n{ser}\n', "utf-8")
-    before, *after = measure("DER++", "--before", str(tmp_path / "digits_6_to_9.npz"))
+    before, *after = measure("DER++", "--before", str(data / "digits_6_to_9.npz"))
     assert len(after) == 3
     assert set(before[2:5]) == {"0.00"}
     assert all(float(each) > 0 for each in after[-1][2:5])
