@@ -17,9 +17,10 @@ import pytest
 from deploy.demo import FEDHANDOFF, background, hospitals, server, write_images
 from tests.deploy.test_kills import processes
 
+# A busy machine takes a minute for a hop.
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=4 train.epochs=1 min-hospitals=1 seed=1 "
-    "hop-timeout=30 evaluate.every=4"
+    "hop-timeout=90 evaluate.every=4"
 )
 
 
@@ -131,7 +132,7 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
     assert summary["status"] == "completed with failures"
     failed = [each for each in visits() if each["outcome"] != "ok"]
-    assert {each["hospital"] for each in failed} == {"wien"}
+    assert {each["hospital"] for each in failed} == {"wien"}, failed
     assert {each["outcome"] for each in failed} <= {"timeout", "gone"}
     assert "can be reached again" in (tmp_path / "wien.log").read_text()
     assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
