@@ -163,7 +163,10 @@ def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
 @command(app, "hospital identity --hospital graz")
 def identity(hospital: Hospital = HERE, site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
     """Print the hospital's line for the members; make its keys if needed."""
+    from deploy.hospital import check_known_store
+
     private()
+    check_known_store(hospital, site, store_dir)
     _print_identity(site, store_dir)
 
 

@@ -17,7 +17,7 @@ from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, check_name, end_of
 from deploy.errors import DeployError
-from deploy.running import lock
+from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
@@ -63,9 +63,10 @@ def start_supernode(hospital: Hospital) -> None:
     """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
     Raises:
-        DeployError: A file is missing; the folder or the store cannot be written to; a SuperNode
-            already runs from the folder; no code is approved, or approved code was changed; or the
-            server's certificate is not valid, or not from the consortium's authority.
+        DeployError: A file or the store of the last start is missing; the folder or the store
+            cannot be written to; a SuperNode already runs from the folder; no code is approved, or
+            approved code was changed; or the server's certificate is not valid, or not from the
+            consortium's authority.
     """
     check_name(hospital.name)
     folder = hospital.folder.absolute()
@@ -80,6 +81,7 @@ def start_supernode(hospital: Hospital) -> None:
             raise DeployError(f"{path} does not exist: {source}.")
     end_of(authority)
     check_key(key)
+    check_known_store(folder, hospital.name, store)
     check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch
         raise DeployError("The command ps is missing: install it (on Linux the package procps).")
@@ -121,6 +123,21 @@ def start_supernode(hospital: Hospital) -> None:
         environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
         voice = SuperNodeVoice(hospital.name, hospital.server)
         keep_running(Program(command, folder / "work", environment, voice, hint, watched=True))
+
+
+def check_known_store(folder: Path, hospital: str, store: Path) -> None:
+    """Check that a hospital's store is there if the hospital in `folder` has started with it.
+
+    Raises:
+        DeployError: It is missing, for example because its disk is not mounted.
+    """
+    own = store.absolute() / hospital
+    if read_facts(folder).get("store") == str(own.parent) and not own.exists():
+        raise DeployError(
+            f"{own} is missing, and {hospital} has used this store before: mount its disk, or "
+            "restore the store from a backup. A new store would begin keys, ledger and privacy "
+            f"account again. To do this on purpose, remove {folder / FILE}."
+        )
 
 
 def check_writable(hospital: str, store: Path) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cli import main
 from deploy import credentials, hospital, server, status
 from deploy.credentials import end_of, make_authority, make_key
 from deploy.errors import DeployError
@@ -135,6 +136,24 @@ def test_a_store_that_cannot_be_written_to_is_named_with_hospital_and_path(graz)
     (graz.folder / "store").touch()
     with pytest.raises(DeployError, match=rf"graz's store {graz.folder}/store/graz cannot be writ"):
         start_supernode(graz)
+
+
+def test_a_store_whose_disk_is_not_mounted_is_not_begun_again(graz, monkeypatch):
+    """A new store would have a new ledger and a new privacy account."""
+    monkeypatch.setattr(hospital, "check_server", lambda *_: None)
+    monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
+    start_supernode(graz)
+    store = graz.store_dir / "graz"
+    store.rename(graz.folder / "elsewhere")
+    with pytest.raises(DeployError, match=rf"{store} is missing, and graz has used this store"):
+        start_supernode(graz)
+    (graz.folder / "hospital.toml").write_text("name = 'graz'\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["hospital", "identity", "--hospital", str(graz.folder)])
+    assert not store.exists()
+    (graz.folder / "running.json").unlink()  # as the message says
+    start_supernode(graz)
+    assert store.is_dir()
 
 
 def test_a_full_disk_is_named(tmp_path):
