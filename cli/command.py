@@ -35,6 +35,7 @@ Trusted = Annotated[
     Path | None, typer.Option(help="Trusted keys. Without it: the keys that were seen first.")
 ]
 SITE, STORE_DIR = "hospital", STORES
+SURROGATES = re.compile(r"[^\s'\"]*[\ud800-\udfff][^\s'\"]*")  # bytes of a name that are not UTF-8
 
 
 def output_option(suffix: str, text: str) -> Any:
@@ -119,6 +120,11 @@ def _in_one_line(context: Context) -> Iterator[None]:
 
 def line_of(error: Exception) -> str:
     """The text of an error for a user of this machine, in one line."""
+    if isinstance(error, UnicodeEncodeError) and (odd := SURROGATES.search(error.object)):
+        return (
+            f"{odd[0]!a} is not UTF-8: rename the file or folder. If its name is shown right "
+            "elsewhere, set the locale: LC_ALL=C.UTF-8."
+        )
     explain = getattr(error, "explain", None)  # with details that stay on this machine
     return re.sub(r"\[Errno \d+\] ", "", explain() if explain else str(error))
 

@@ -312,3 +312,13 @@ def test_a_run_config_names_a_method_that_exists(words, capsys, monkeypatch, tmp
     status, error = failed(capsys, *words, *own, "--run-config", "strategy='nothing'")
     assert status == 2
     assert "The setting 'strategy' is 'nothing'; it must be one of centralized, cwc" in error
+
+
+def test_a_name_that_is_not_utf_8_is_refused_by_its_name(capsys, tmp_path):
+    """In the locale C, each name with other letters than English ones is such a name."""
+    folder, data = tmp_path / "graz", f"{tmp_path}/gr\udcfcn"
+    words = ("hospital", "init", "graz", "--server", "a:1", "--folder", folder)
+    status, error = failed(capsys, *words, "--data", data)
+    assert status == 2
+    assert f"{data!a} is not UTF-8: rename the file or folder." in error
+    assert not (folder / "hospital.toml").exists()
