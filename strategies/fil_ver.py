@@ -97,7 +97,7 @@ class FilVer(FedAvg):
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Start as FedAvg does; without pretraining the first model's encoder is kept."""
         super().start(state, newcomers)
-        if self.own.pretrain == "none" and not state.encoder:
+        if self.own.pretrain == "none" and not state.encoder and state.models:
             state.encoder = _encoder(state, state.models[GLOBAL])
 
     def plan(self, state: State) -> list[Visit]:

@@ -22,7 +22,7 @@ from flwr.common import log
 from strategies.engine.admission import admit, admit_trained
 from strategies.engine.courier import Delivery, Exchange
 from strategies.engine.enrolment import (
-    check_ready,
+    begin,
     enrol,
     introductions,
     preparations,
@@ -83,7 +83,7 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        check_ready(self.run, enrol(self.run, self.exchange.joining_later))
+        begin(self.run, self.exchange.joining_later)
         log(INFO, "%s at %s", amount(rounds, "round"), join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)

@@ -30,9 +30,28 @@ from strategies.protocol.settings import SettingsError
 from strategies.protocol.text import amount
 
 PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
+ATTEMPTS = 3  # to begin a run with enough hospitals
 
 Failed = list[Delivery[Order]]
 ValueT = TypeVar("ValueT")
+
+
+def begin(run: Run, later: Collection[str] = ()) -> None:
+    """Enrol the first hospitals, as `enrol` does, and check that enough are ready.
+
+    If too few are, those that were cut off meanwhile are asked again: a GAN takes hours.
+
+    Raises:
+        RunError: As `enrol`; or too few hospitals are ready, or none has the synthetic images that
+            must be shared.
+        SettingsError: A simulated hospital cannot use the settings, or their data.
+    """
+    for _ in range(ATTEMPTS):
+        failed = enrol(run, later)
+        gone = any(delivery.failure is Failure.GONE for delivery in failed)
+        if _are_enough(run) or not gone:
+            break
+    _check_ready(run, failed)
 
 
 def enrol(run: Run, later: Collection[str] = ()) -> Failed:
@@ -104,22 +123,22 @@ def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     return coming, failed
 
 
-def check_ready(run: Run, failed: Failed) -> None:
-    """Check that enough hospitals are ready.
-
-    Raises:
-        RunError: Too few hospitals are ready, or none has the synthetic images that must be shared.
-        SettingsError: A simulated hospital cannot use the settings, or their data.
-    """
+def _check_ready(run: Run, failed: Failed) -> None:
+    """Check that enough hospitals are ready."""
     reasons = " ".join(dict.fromkeys(delivery.reason for delivery in failed))
     for delivery in failed:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
             raise SettingsError(delivery.reason)
-    ready, wanted = run.state.ready, run.settings.min_hospitals
-    if ready + _count_excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
+    if not _are_enough(run):
+        ready, wanted = run.state.ready, run.settings.min_hospitals
         raise RunError(f"Hospitals that are ready: {ready} of {wanted} (min-hospitals). {reasons}")
     if run.strategy.buffer_size and not run.state.buffers:
         raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
+
+
+def _are_enough(run: Run) -> bool:
+    excused = _count_excused(run, {*run.state.nodes.values()} - {AWAY})
+    return run.state.ready + excused >= run.settings.min_hospitals
 
 
 def _wait_for_hospitals(run: Run) -> list[int]:

@@ -365,6 +365,38 @@ def test_too_few_hospitals_that_are_ready_end_the_run():
         run(federation(2, h1=Crashing("h1")), min_hospitals=2)
 
 
+class CutOff(CountingHospital):
+    """It is cut off `times` times while it prepares."""
+
+    def __init__(self, name, times):
+        super().__init__(name)
+        self.times = times
+
+    def prepare(self, message, order):
+        self.times -= 1
+        return failing(message, 5, "off") if self.times >= 0 else super().prepare(message, order)
+
+
+@pytest.mark.parametrize("strategy", ["cwt", "cwt-serial", "fedavg", "fil-ver"])
+def test_hospitals_that_were_cut_off_while_they_prepared_are_asked_again(strategy):
+    """A GAN takes hours, and min-hospitals are all of them. In the first attempt none is ready."""
+    hospitals = federation(2, h0=CutOff("h0", 1), h1=CutOff("h1", 2))
+    chosen = {"min_hospitals": 2, "num_server_rounds": 1, "filver__pretrain": "none"}
+    state, ledger, _ = run(hospitals, strategy, **chosen)
+    assert state.hospitals == ["h0", "h1"]
+    assert [e.outcome for e in ledger.of("query.prepare") if e.hospital == "h1"] == [
+        *("gone", "gone", "ok")
+    ]
+    assert ledger.of("train")
+
+
+def test_a_hospital_that_is_cut_off_whenever_it_prepares_ends_a_run_that_needs_it():
+    with pytest.raises(RunError, match=r"are ready: 1 of 2 \(min-hospitals\)\. .*off"):
+        run(federation(2, h1=CutOff("h1", 99)), min_hospitals=2)
+    state, _, _ = run(federation(2, h1=CutOff("h1", 99)), min_hospitals=1)
+    assert state.hospitals == ["h0"]
+
+
 def test_the_registered_name_is_told_to_the_hospital():
     grid = FakeGrid(federation(2))
     grid.names = {100: "h0"}
