@@ -124,6 +124,7 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
             start = ("hospital", "start", "--hospital", twin, "--server", address)
             with background(tmp_path, *start, log="twin"):
                 wait_for(lambda: "refuses linz" in (tmp_path / "twin.log").read_text())
+            refused = len(visits())
             wait_for(lambda: [each for each in visits() if each["outcome"] != "ok"])
             network.mend()
             # The run may end before: a connection is tried again after up to two minutes.
@@ -131,9 +132,12 @@ def test_a_split_network_and_a_second_hospital_with_the_same_key(tmp_path):
         network.close()
     (summary,) = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]
     assert summary["status"] == "completed with failures"
+    assert "waits for a run" not in (tmp_path / "twin.log").read_text()
+    assert ("linz", "ok") in [(e["hospital"], e["outcome"]) for e in visits()[refused:]]
+    # On a busy machine linz may miss a turn, too.
     failed = [each for each in visits() if each["outcome"] != "ok"]
-    assert {each["hospital"] for each in failed} == {"wien"}, failed
-    assert {each["outcome"] for each in failed} <= {"timeout", "gone"}
+    assert "wien" in {each["hospital"] for each in failed}, failed
+    assert {each["outcome"] for each in failed} <= {"timeout", "gone"}, failed
     assert "can be reached again" in (tmp_path / "wien.log").read_text()
     assert len(list(tmp_path.glob("runs/*/parcels/*"))) == 2
 
