@@ -1,17 +1,28 @@
 """The options --hospital and --server: a folder whose file has the defaults of other options."""
 
 import json
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from click import UsageError
+from click import Context, Parameter, UsageError
+from click import Path as ClickPath
 
 from strategies.protocol.files import expand
 
 HERE = Path()
 HOSPITAL, SERVER = "hospital.toml", "server.toml"
 PATHS = ("store", "data", "policy", "members")  # keys of hospital.toml
+
+
+class Folder(ClickPath):
+    """A bare name, or a path. A `Path` would not tell ./graz and graz/ from the bare name graz."""
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
+        """The path; absolute if its text has a separator and one part."""
+        path = expand(value)
+        return path.absolute() if os.sep in os.fspath(value) and len(path.parts) == 1 else path
 
 
 def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
@@ -67,6 +78,7 @@ Hospital = Annotated[
     Path,
     typer.Option(
         is_eager=True,
+        click_type=Folder(),
         callback=_hospital_folder,
         help="The hospital: a name below ~/fedhandoff, or a folder. Its hospital.toml has the "
         "defaults of the other options.",
@@ -77,6 +89,7 @@ Server = Annotated[
     Path,
     typer.Option(
         is_eager=True,
+        click_type=Folder(),
         callback=_consortium,
         help="The server: a name below ~/fedhandoff, or a folder. Its server.toml has the defaults "
         "of the other options.",

@@ -119,6 +119,17 @@ def test_a_hospital_is_that_of_the_folder_that_one_is_in(call, graz, monkeypatch
     assert (graz / "store" / "graz" / "identity").exists()
 
 
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [("vienna", "fedhandoff/vienna"), ("./vienna", "here/vienna"), ("vienna/", "here/vienna")],
+)
+def test_a_name_with_a_separator_is_a_path(written, place, call, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert call("server", "authority", "--server", written, "--name", "localhost")[0] == 0
+    assert (tmp_path / place / "ca.crt").is_file()
+
+
 def test_all_wrong_keys_are_named_at_once(call, graz):
     graz.mkdir(parents=True)
     (graz / "hospital.toml").write_text("nam = 1\nruntime-port = 70000\nserver = ''\nkeys = 2\n")
