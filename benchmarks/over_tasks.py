@@ -49,6 +49,8 @@ from strategies.registry import strategy_of
 IMAGES = 1000  # of the archive, for features; half of them are the neighbours
 NEIGHBOURS = 5
 BATCH = 64
+# The saliency maps and the Grad-CAM maps, each for the test images of each task so far.
+Maps = tuple[list[Tensor], list[Tensor]]
 
 
 def main() -> None:
@@ -161,8 +163,7 @@ def print_saliency(hospital: Hospital, picture: Path) -> None:
     oracle = open_oracle(settings.section("ser", SERSettings).oracle, last)
     tasks = range(1, settings.tasks + 1)
     tests = [last[torch.from_numpy(np.flatnonzero(last.tasks == task))] for task in tasks]
-    # The maps of both kinds, of the test images of each task so far: after each task.
-    history: list[list[tuple[Tensor, Tensor]]] = []
+    history: list[Maps] = []  # after each task
     print_head("task", "accuracy", "to the oracle", "saliency as before", "Grad-CAM as before")
     for task, network in trained_over_tasks(hospital):
         if not isinstance(network, SaliencyNetwork):
@@ -170,33 +171,40 @@ def print_saliency(hospital: Hospital, picture: Path) -> None:
         if not task:
             continue
         seen = tests[:task]
-        now = [(saliency(network, each), grad_cam(network, each)) for each in seen]
-        history.append(now)
-        then = [history[own][own] for own in range(task)]  # after the images' own task
-        pairs = [
-            [(maps[0], oracle(each.images)) for maps, each in zip(now, seen, strict=True)],
-            *([(a[k], b[k]) for a, b in zip(now, then, strict=True)] for k in (0, 1)),
-        ]
-        figures = [float(torch.cat([similarity(*two) for two in each]).mean()) for each in pairs]
+        salient = [saliency(network, each) for each in seen]
+        cams = [grad_cam(network, each) for each in seen]
+        history.append((salient, cams))
+        # The maps of each task's images after that task.
+        salient_then, cams_then = ([history[t][kind][t] for t in range(task)] for kind in (0, 1))
+        figures = (
+            mean_similarity(salient, [oracle(each.images) for each in seen]),
+            mean_similarity(salient, salient_then),
+            mean_similarity(cams, cams_then),
+        )
         own_accuracy = accuracy(hospital, network, task)
         print_row(task, own_accuracy, *(f"{each:.3f}" for each in figures))
     draw([each.images[0] for each in tests], history, picture)
 
 
-def draw(
-    images: Sequence[Tensor], history: Sequence[Sequence[tuple[Tensor, Tensor]]], picture: Path
-) -> None:
+def draw(images: Sequence[Tensor], history: Sequence[Maps], picture: Path) -> None:
     """Draw an image [C, H, W] of each task, and both kinds of its maps after each task.
 
-    `history` has the maps after each task, for each task so far; the first map is the image's.
+    The first map of a task is that of its image.
     """
     blank = torch.zeros(images[0].shape[1:])
     strips = []
     for place, image in enumerate(images):
-        for k, first in enumerate((image.float().mean(dim=0), blank)):
-            maps = [now[place][k][0] if place < len(now) else blank for now in history]
-            strips += [each.cpu() / each.max().clamp(min=1e-9).cpu() for each in (first, *maps)]
+        for kind, first in enumerate((image.float().mean(dim=0), blank)):
+            found = [maps[kind] for maps in history]
+            shown = [maps[place][0] if place < len(maps) else blank for maps in found]
+            strips += [each.cpu() / each.max().clamp(min=1e-9).cpu() for each in (first, *shown)]
     save_image(torch.stack(strips)[:, None], picture, nrow=len(history) + 1)
+
+
+def mean_similarity(maps: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The mean SIM over the images of all tasks; each part [n, H, W] has the maps of one task."""
+    pairs = zip(maps, others, strict=True)
+    return float(torch.cat([similarity(*pair) for pair in pairs]).mean())
 
 
 @torch.no_grad()

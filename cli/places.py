@@ -16,7 +16,7 @@ HOSPITAL, SERVER = "hospital.toml", "server.toml"
 PATHS = ("store", "data", "policy", "members")  # keys of hospital.toml
 
 
-class Folder(ClickPath):
+class NameOrPath(ClickPath):
     """A bare name, or a path. A `Path` would not tell ./graz and graz/ from the bare name graz."""
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
@@ -78,7 +78,7 @@ Hospital = Annotated[
     Path,
     typer.Option(
         is_eager=True,
-        click_type=Folder(),
+        click_type=NameOrPath(),
         callback=_hospital_folder,
         help="The hospital: a name below ~/fedhandoff, or a folder. Its hospital.toml has the "
         "defaults of the other options.",
@@ -89,7 +89,7 @@ Server = Annotated[
     Path,
     typer.Option(
         is_eager=True,
-        click_type=Folder(),
+        click_type=NameOrPath(),
         callback=_consortium,
         help="The server: a name below ~/fedhandoff, or a folder. Its server.toml has the defaults "
         "of the other options.",

@@ -22,8 +22,8 @@ from flwr.common import log
 from strategies.engine.admission import admit, admit_trained
 from strategies.engine.courier import Delivery, Exchange
 from strategies.engine.enrolment import (
-    begin,
     enrol,
+    enrol_first,
     introductions,
     preparations,
     retry_without_buffer,
@@ -83,7 +83,7 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        begin(self.run, self.exchange.joining_later)
+        enrol_first(self.run, self.exchange.joining_later)
         log(INFO, "%s at %s", amount(rounds, "round"), join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)

@@ -36,7 +36,7 @@ Failed = list[Delivery[Order]]
 ValueT = TypeVar("ValueT")
 
 
-def begin(run: Run, later: Collection[str] = ()) -> None:
+def enrol_first(run: Run, later: Collection[str] = ()) -> None:
     """Enrol the first hospitals, as `enrol` does, and check that enough are ready.
 
     If too few are, those that were cut off meanwhile are asked again: a GAN takes hours.
@@ -48,8 +48,7 @@ def begin(run: Run, later: Collection[str] = ()) -> None:
     """
     for _ in range(ATTEMPTS):
         failed = enrol(run, later)
-        gone = any(delivery.failure is Failure.GONE for delivery in failed)
-        if _are_enough(run) or not gone:
+        if _are_enough(run) or all(each.failure is not Failure.GONE for each in failed):
             break
     _check_ready(run, failed)
 
