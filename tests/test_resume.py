@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from client_app.app import app as hospital_app
-from server_app import results
+from server_app import live, results
 from server_app.results import Results as RealResults
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
@@ -166,8 +166,10 @@ class Run:
 
 @pytest.fixture
 def _no_waiting(monkeypatch):
-    """Nothing here waits for a disk."""
+    """Nothing here waits for a disk, or for the pages of a thousand runs, which nobody reads."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(results, "render", lambda *_, **__: "")
+    monkeypatch.setattr(live.LivePage, "write", lambda *_: None)
 
 
 CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in STRATEGIES}

@@ -15,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -410,16 +410,21 @@ def defaults() -> dict[str, Any]:
     Raises:
         SettingsError: There is no pyproject.toml: this is not a checkout of the app.
     """
+    return dict(_read_defaults(PYPROJECT))
+
+
+@cache
+def _read_defaults(pyproject: Path) -> Mapping[str, Any]:
     from flwr.common.config import flatten_dict  # imports an HTTP client, which no message needs
 
     try:
-        project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+        project = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise SettingsError(
-            f"The defaults of the settings are in {PYPROJECT}, which is not there: run this in a "
+            f"The defaults of the settings are in {pyproject}, which is not there: run this in a "
             "checkout of the app."
         ) from error
-    return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
+    return flatten_dict(project["tool"]["flwr"]["app"]["config"])
 
 
 def complete(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,9 +156,10 @@ def visit_losses(victim, count=24):
 def test_no_loss_is_about_a_class_of_two_patients(tmp_path):
     """Whatever their images are, what leaves is the same; in a simulation it is not."""
     rare = [np.full((2, SIDE, SIDE), grey, np.uint8) for grey in (0, 200)]
+    sizes, longer = (150, 150, 2), {"num_server_rounds": 2}  # models of the last round are attacked
     for real in (True, False):
         first, second = (
-            visit_losses(Victim(tmp_path / f"{real}{k}", (150, 150, 2), images, real=real))
+            visit_losses(Victim(tmp_path / f"{real}{k}", sizes, images, real=real, **longer))
             for k, images in enumerate(rare)
         )
         assert None not in first
