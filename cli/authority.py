@@ -142,7 +142,7 @@ def ledger(
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
     html: Annotated[
-        Path | None, output_option(".html", "Also write the ledger as this page.")
+        Path | None, output_option("Also write the ledger as this page.", ".html")
     ] = None,
 ) -> bool:
     """Check and show a hospital's ledger: requests and answers."""

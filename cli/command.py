@@ -38,20 +38,19 @@ SITE, STORE_DIR = "hospital", STORES
 SURROGATES = re.compile(r"[^\s'\"]*[\ud800-\udfff][^\s'\"]*")  # bytes of a name that are not UTF-8
 
 
-def output_option(suffix: str, text: str) -> Any:
-    """An option with a file to write. It may replace files of its own kind alone.
+def output_option(text: str, *suffixes: str) -> Any:
+    """An option with a file to write; `text` is its help.
 
-    `suffix` is the end of the file's name, `text` the help.
+    The file's name must have one of the ends: the option replaces no key and no image.
     """
-    return typer.Option(help=text, callback=lambda path: path and check_suffix(path, suffix))
 
+    def check(path: Path | None) -> Path | None:
+        if path and path.suffix not in suffixes:
+            ends = " or ".join(suffixes)
+            raise typer.BadParameter(f"'{path}' does not end in {ends}: name such a file.")
+        return path
 
-def check_suffix(path: Path, suffix: str, option: str | None = None) -> Path:
-    """Refuse a file to write whose name has another end; it could be a key, or an image."""
-    if path.suffix != suffix:
-        text = f"'{path}' does not end in {suffix}: name such a file."
-        raise typer.BadParameter(text, param_hint=option)
-    return path
+    return typer.Option(help=text, callback=check)
 
 
 class Command(TyperCommand):

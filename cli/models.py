@@ -14,7 +14,6 @@ from cli.command import (
     Site,
     StoreDir,
     Trusted,
-    check_suffix,
     command,
     line_of,
     output_option,
@@ -32,7 +31,7 @@ PolicyFile = Annotated[
 @command(app, "predict --hospital graz --data ~/new --output p.csv")
 def predict(
     data: Annotated[Path, typer.Option(help="A folder of images, a manifest, or an image.")],
-    output: Annotated[Path, output_option(".csv", "The table to write.")],
+    output: Annotated[Path, output_option("The table to write.", ".csv")],
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,7 +93,7 @@ def predict(
 
 @command(app, "report --hospital graz --to report.html")
 def report(
-    to: Annotated[Path, output_option(".html", "The page to write.")],
+    to: Annotated[Path, output_option("The page to write.", ".html")],
     run: RunIdentity = None,
     data_dir: Annotated[
         Path | None,
@@ -121,10 +120,10 @@ def export(
     model: Annotated[
         str, typer.Argument(help="A file; or the name of a model, at home or of --result.")
     ],
-    to: Annotated[Path, typer.Option(help="The file to write.")],
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Write ONNX (needs the extra onnx).")
-    ] = False,
+    to: Annotated[
+        Path,
+        output_option("The file to write. ONNX needs the extra onnx.", ".safetensors", ".onnx"),
+    ],
     result: Annotated[
         Path | None,
         typer.Option(help="Take the model from this result directory of an open run."),
@@ -134,15 +133,14 @@ def export(
     store_dir: StoreDir = STORE_DIR,
 ) -> None:
     """Write a model as a file of its own, and its card."""
-    from client_app.afterwards.home import SUFFIX, export_model
+    from client_app.afterwards.home import export_model
     from server_app.export import export
 
-    check_suffix(to, ".onnx" if onnx else SUFFIX, "'--to'")
     if result:
-        card = export(result, model, to, onnx)
+        card = export(result, model, to)
     else:
         private()
-        card = export_model(store_dir / site, model, to, onnx)
+        card = export_model(store_dir / site, model, to)
     print(to)
     print(card)
 

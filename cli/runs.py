@@ -94,10 +94,10 @@ def compare(
         list[Path], typer.Argument(help="Result directories, or folders that contain some.")
     ],
     csv: Annotated[
-        Path | None, output_option(".csv", "Write all figures and differences to this file.")
+        Path | None, output_option("Write all figures and differences to this file.", ".csv")
     ] = None,
     html: Annotated[
-        Path | None, output_option(".html", "Write a page with pictures to this file.")
+        Path | None, output_option("Write a page with pictures to this file.", ".html")
     ] = None,
 ) -> bool:
     """Compare methods over their runs.

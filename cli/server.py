@@ -86,7 +86,7 @@ def register(
 def invite(
     hospital: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
     to: Annotated[
-        Path | None, output_option(".invitation", "The invitation. Without it: NAME.invitation.")
+        Path | None, output_option("The invitation. Without it: NAME.invitation.", ".invitation")
     ] = None,
     days: Annotated[
         int, typer.Option(min=1, max=3650, help="Days until the invitation ends.")

@@ -31,6 +31,7 @@ from strategies.protocol.shapes import SHAPE, ShapeError, from_json
 
 ENTRY = "fedhandoff"
 FORMAT = 1
+ONNX = ".onnx"  # the end of the name of such a file
 # How images get their size. Other methods change answers: for 64 and 28 pixels, bicubic
 # interpolation changes 0.7 to 5 % of them, and the nearest pixel 4 to 7.5 %.
 RESIZED = "bilinear, antialiased (torch interpolate, or Pillow's BILINEAR)"

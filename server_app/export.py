@@ -22,7 +22,7 @@ COUNTS = {
 }
 
 
-def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
+def export(result: Path, lineage: str, to: Path) -> Path:
     """Write a model of a run as safetensors or ONNX, and its card beside it; returns the card.
 
     Raises:
@@ -33,7 +33,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     """
     import torch
 
-    from learning.export import ModelManifest, save_model, save_onnx
+    from learning.export import ONNX, ModelManifest, save_model, save_onnx
     from learning.model_card import write_card
     from learning.models import Architecture
     from learning.models.whole import whole_network
@@ -59,7 +59,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     manifest = ModelManifest.from_label(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     network = whole_network(network, Architecture.from_json(label.architecture), settings)
-    (save_onnx if onnx else save_model)(to, network, manifest)
+    (save_onnx if to.suffix == ONNX else save_model)(to, network, manifest)
     return write_card(to, manifest)
 
 

@@ -32,7 +32,7 @@ from client_app.release.disclosure import Disclosure
 from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
-from learning.export import ModelManifest, load_model, read_manifest, save_model, save_onnx
+from learning.export import ONNX, ModelManifest, load_model, read_manifest, save_model, save_onnx
 from learning.mixture import mixture_weights
 from learning.model_card import write_card
 from learning.models.whole import whole_network
@@ -221,15 +221,17 @@ def newest_run(store: Path) -> Path:
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 
-def export_model(store: Path, name: str, to: Path, onnx: bool) -> Path:
-    """Write a model of `find_model`, and its card in the same folder; returns the card.
+def export_model(store: Path, name: str, to: Path) -> Path:
+    """Write a model of `find_model` as safetensors or ONNX, and its card beside it.
+
+    Returns the card.
 
     Raises:
         ModelError, OSError, SettingsError: The model or the file to write cannot be used.
     """
     file = find_model(store, name)
     network, manifest = load_file(file)
-    if onnx:
+    if to.suffix == ONNX:
         save_onnx(to, network, manifest)
     else:
         write_whole(to, read_bytes(file, sys.maxsize))
@@ -302,7 +304,7 @@ def _suppress_failure(request: Inquiry) -> Iterator[None]:
     try:
         with request.clock.measure("serialise"):
             yield
-    except (OSError, PolicyError) as error:
+    except (OSError, ModelError, PolicyError) as error:
         logging.getLogger("flwr").warning(
             "A model is not kept (%s). Remove models that are no longer needed from the store's "
             "'models', or open the server's parcels later (fedhandoff open).",

@@ -38,6 +38,7 @@ from client_app.release.disclosure import open_disclosure
 from client_app.store import Store
 from deploy.own_file import write_own
 from learning.calibration import LOWEST, fit_temperature
+from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
@@ -254,14 +255,21 @@ def test_other_methods_leave_the_last_model_whole(strategy, tmp_path):
     assert all(not torch.equal(states["graz"][n], states["linz"][n]) for n in own if "mean" in n)
 
 
-def test_a_model_that_cannot_be_written_disturbs_no_run(tmp_path, monkeypatch, caplog):
-    def full(*arguments):
-        raise OSError("no space left on device")
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("save_model", OSError("no space left on device")),
+        ("whole_network", ModelError("the frozen weights have changed")),
+    ],
+)
+def test_a_model_that_cannot_be_written_disturbs_no_run(step, error, tmp_path, monkeypatch, caplog):
+    def fail(*arguments):
+        raise error
 
-    monkeypatch.setattr(home, "save_model", full)
+    monkeypatch.setattr(home, step, fail)
     done = Finished(tmp_path)
     assert not files(done.place)
-    assert "A model is not kept (no space left on device)" in caplog.text
+    assert f"A model is not kept ({error})" in caplog.text
 
 
 @pytest.mark.parametrize("spare", [1000, -1000])
@@ -353,7 +361,7 @@ def test_no_output_takes_the_place_of_a_model_or_its_card(run, call, tmp_path):
     status, printed = call("export", "graz", *run.hospital("graz"), "--to", tmp_path / "graz.md")
     assert status == 2
     assert "--to': " in printed.err
-    assert "graz.md' does not end in .safetensors: name such a file." in printed.err
+    assert "graz.md' does not end in .safetensors or .onnx: name such a file." in printed.err
 
 
 def table(path):
@@ -786,7 +794,7 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     parcels = simulated.result / "parcels"
     (parcels / "graz.npz").rename(parcels / "hospital-0.npz")
     monkeypatch.chdir(tmp_path)
-    lines = [line for line in commands_of("using-a-model.md") if "--onnx" not in line]
+    lines = [line for line in commands_of("using-a-model.md") if ".onnx" not in line]
     assert len(lines) == 10
     for line in lines:
         words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
