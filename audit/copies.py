@@ -55,7 +55,8 @@ class Auditor:
         thresholds to zero.
 
         Args:
-            training: The images [., C, H, W] uint8 that the generator was trained on.
+            training: All training images [., C, H, W] uint8, also those that the generator did not
+                learn from.
             held_out: Other images [M, C, H, W] uint8 of the hospital, which it was not trained on.
             held_out_labels: Their classes, int64 [M].
             wanted: Labels int64 [.] of the classes that a buffer must show.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from client_app.afterwards.home import count_images, keep_ensemble, keep_mixture, keep_tested
@@ -22,8 +22,8 @@ from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
 from learning.packing import pack_buffer
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
-from strategies.protocol.records import ParcelError
+from strategies.protocol.parcel import Manifest, unbundle
+from strategies.protocol.records import ParcelError, find_record
 from strategies.protocol.text import amount
 
 # The sentence on a card about a buffer that no attack has tested.
@@ -101,8 +101,8 @@ def prepare(message: Message, context: Context) -> Message:
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
         parcel = pack(request, network, label, beside)
         keep_local(request, network)
-        if buffer := parcel.array_records.get("buffer"):
-            keep_buffer(hospital, hash_arrays(buffer), buffer)
+        if buffer := find_record(parcel, "buffer", ArrayRecord):
+            keep_buffer(hospital, Manifest.read(parcel).hash_of["buffer"], buffer)
     return request.answer(metrics, parcel, card)
 
 

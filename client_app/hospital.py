@@ -10,7 +10,13 @@ from flwr.app import Context
 from torch import nn
 
 from client_app.authority.identity import secret_of
-from client_app.authority.node_config import NodeConfig, combined_settings, is_simulated, own_config
+from client_app.authority.node_config import (
+    NodeConfig,
+    combined_settings,
+    is_simulated,
+    own_config,
+    policy_file,
+)
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
@@ -182,7 +188,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     """
     node_config = own_config(context)
     own = NodeConfig.read(node_config)
-    policy = None if is_simulated(node_config) else Policy.read(own.policy_file)
+    policy = None if is_simulated(node_config) else Policy.read(policy_file(node_config))
     settings = _own_settings(context.run_config, node_config, policy)
     index, hospitals = own.partition_id, own.num_partitions
     if policy:

@@ -1,8 +1,8 @@
 """Packing and unpacking of parcels and buffers at the hospital.
 
 Some state-dict keys stay local (`Learner.local`). `unpack` takes them from the hospital's last
-visit. `pack` leaves them out, unless the learner also lets them travel. Received buffers are kept
-by hash, so that each is sent to a hospital once.
+visit. `pack` leaves them out, unless the learner also lets them travel. Buffers are kept by hash,
+also the hospital's own, so that each is sent to a hospital once.
 """
 
 from collections.abc import Mapping
@@ -62,8 +62,10 @@ def unpack(
         if label.round > request.order.round:
             raise ParcelError(f"The parcel of lineage '{label.lineage}' is from a future round.")
         _check_fit(hospital, label)
-        content, sizes = request.message.content, hospital.memory_of_a_visit
-        check_model(hospital.policy, label.architecture, content, *sizes)
+        batch, images, copies = hospital.memory_of_a_visit
+        images += len(request.order.hash_of) * request.order.buffer_size
+        content = request.message.content
+        check_model(hospital.policy, label.architecture, content, batch, images, copies)
         local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         beside: dict[str, dict[str, Tensor]] = {}

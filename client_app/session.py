@@ -12,11 +12,11 @@ from functools import lru_cache
 import torch
 from flwr.app import Context
 
-from client_app.authority.node_config import SIMULATED, is_simulated, own_config
+from client_app.authority.node_config import SIMULATED, is_simulated, own_config, policy_file
 from client_app.hospital import Hospital, open_hospital
 from learning.cpu import prepare_cpu
 from strategies.engine.strategy import Strategy
-from strategies.protocol.files import expand, read_bytes
+from strategies.protocol.files import read_bytes
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
@@ -27,7 +27,7 @@ class Session:
 
     hospital: Hospital  # the hospital, with all its images and its own settings
     strategy: Strategy  # the run's method, with the run's settings
-    images: str  # the fingerprint of the hospital's images and their split
+    images: str  # the fingerprint of the hospital's images, and which part of them it has
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     """
     own = own_config(context)
     simulated = is_simulated(own)
-    policy = expand(str(own["policy"])) if own.get("policy") else None
+    policy = policy_file(own)
     rules = read_bytes(policy) if policy and policy.is_file() else b""
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.

@@ -71,7 +71,7 @@ class Visit:
         network: The model; training changes it.
         old_label: The label of the parcel that arrived.
         label: The label of the parcel that leaves.
-        alone: Whether only this hospital has trained the model.
+        alone: Whether it is the first visit of a model, at the hospital that made it.
         beside: The records that leave beside the model.
         snapshots: Parcels of the model after earlier epochs, if they were ordered.
     """
@@ -177,11 +177,10 @@ class Visit:
         """Keep the local layers, the hospital's own copies of models, and a stream's images."""
         request = self.request
         keep_local(request, self.network)
-        if request.hospital.keep != "none":
-            label = Manifest.read(parcel)  # with the hashes
-            if self.alone:
-                keep_own(self.disclosure, self.network, label)
-            keep_visit(self.disclosure, self.network, label, figures)
+        label = Manifest.read(parcel)  # with the hashes
+        if self.alone:
+            keep_own(self.disclosure, self.network, label)
+        keep_visit(self.disclosure, self.network, label, figures)
         if rehearsal := self.learner.rehearsal():
             arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
             Kept(request.run, "rehearsal").save(request.visit, arrays)

@@ -12,7 +12,7 @@ import torch
 from gan.adversaries import Adversaries
 from gan.schedule import Check, Standing
 
-VERSION = 3  # of networks, losses and checks; checkpoints of another version are refused
+VERSION = 4  # of networks, losses and checks; checkpoints of another version are refused
 
 
 class Checkpoints:

@@ -16,6 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor, nn
 
 from learning.errors import DivergedError
@@ -274,7 +275,8 @@ def _images(drawn: Tensor, shape: tuple[int, int, int], size: int) -> Tensor:
     if drawn.dtype != torch.uint8:
         raise ParcelError(f"A buffer has {drawn.dtype} images; they must be uint8.")
     try:
-        with Image.open(BytesIO(drawn.numpy().tobytes()), formats=["PNG"]) as column:
+        # `Image.open` would refuse a column of hundreds of large images as a decompression bomb.
+        with PngImageFile(BytesIO(drawn.numpy().tobytes())) as column:
             # The check comes before the decoding: a large picture could fill the memory.
             found, mode = (column.mode, *column.size), "L" if channels == 1 else "RGB"
             if found != (mode, width, size * height):

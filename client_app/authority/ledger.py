@@ -35,7 +35,7 @@ from client_app.authority.ledger_index import (
     open_index,
 )
 from client_app.authority.ledger_shape import entry_of
-from client_app.authority.node_config import OwnError, is_simulated
+from client_app.authority.node_config import OwnError, is_simulated, policy_file
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
 from client_app.run import NAME
@@ -262,7 +262,7 @@ def _request_fields(message: Message) -> dict[str, Any]:
     """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
-    order = find_record(message.content, "order", ConfigRecord) if message.has_content() else None
+    order = find_record(message.content, "order", ConfigRecord)
     given = {key: order[key] for key in TYPES if key in order} if order else {}
     unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
     fit = {key: value for key, value in given.items() if key not in unfit}
@@ -290,14 +290,10 @@ def _run(message: Message) -> str:
     return run if NAME.fullmatch(run) else ""
 
 
-def _policy_file(config: Mapping[str, Any]) -> Path:
-    return expand(str(config["policy"])) if config.get("policy") else DEFAULTS
-
-
 def _machine(config: Mapping[str, Any]) -> MachineRules:
     """The policy's rules about the machine; the defaults if the policy cannot be read."""
     try:
-        return Policy.read(_policy_file(config)).machine
+        return Policy.read(policy_file(config)).machine
     except OwnError:  # the answer will be a failure that reports it
         return Policy.read().machine
 
@@ -308,7 +304,7 @@ def _terms(asked: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     A refused run may have any settings. So long texts are cut, and only the first `MOST` settings
     are written; the others are counted.
     """
-    path = _policy_file(config)
+    path = policy_file(config) or DEFAULTS
     try:
         rules = _hash(read_bytes(path)) if path.is_file() else ""
     except OSError:  # the answer will be a failure that reports it

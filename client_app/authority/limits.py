@@ -39,7 +39,8 @@ def check_model(
     The estimate is for full batches. So a refusal does not reveal the number of images.
 
     `content` came in the message with the network. `batch` and `kept` are numbers of images: in a
-    training batch, and in the learner's memory. It also keeps `copies` of the network's weights.
+    training batch, and in the learner's memory and the buffers. The learner also keeps `copies` of
+    the network's weights.
 
     Raises:
         PolicyError: The network is too large.

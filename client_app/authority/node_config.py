@@ -72,11 +72,6 @@ class NodeConfig:
     partition_id: Count = 0
     num_partitions: Count = 0
 
-    @property
-    def policy_file(self) -> Path | None:
-        """The file of the hospital's policy; None if the defaults hold."""
-        return expand(self.policy) if self.policy else None
-
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodeConfig":
         """Read a node-config.
@@ -133,6 +128,11 @@ def simulate() -> None:
     """
     global _simulates
     _simulates = True
+
+
+def policy_file(config: Mapping[str, Any]) -> Path | None:
+    """The file of the hospital's policy, by its node-config; None if the defaults hold."""
+    return expand(str(config["policy"])) if config.get("policy") else None
 
 
 def is_simulated(config: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from client_app.authority.identity import Identity, secret_of
 from client_app.authority.ledger import path_of, read
 from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
-from client_app.authority.node_config import NodeConfig, OwnError, combined_settings
+from client_app.authority.node_config import NodeConfig, OwnError, combined_settings, policy_file
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import Account
 from client_app.store import DEFAULT, Store
@@ -43,7 +43,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
             raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is no file.")
     if own.model:
         _check_model(own.model)
-    rules = own.policy_file
+    rules = policy_file(config)
     Policy.read(rules)
     sentences = [
         f"Policy: {_file_and_hash(rules)}"

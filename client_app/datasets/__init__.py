@@ -1,7 +1,7 @@
 """A hospital's data: the only package of the app that opens a data file.
 
-Each data set has one file with its loader, and one line in `DATASETS`. server_app/check.py has the
-same names, because a server imports no code of a hospital.
+Each data set has a loader in a file of this folder, and one line in `DATASETS`. server_app/check.py
+has the same names, because a server imports no code of a hospital.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 # settings, the folder for decoded images, and the limits of the machine. A name that ends in ':'
 # needs a rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
-    "digits": lambda _, *rest: load_digits(),
+    "digits": lambda _, *rest: _formed(load_digits(), *rest),
     "mnist": lambda _, *rest: _hub("ylecun/mnist", *rest),
-    "npz:": lambda file, *rest: load_npz(file),
+    "npz:": lambda file, *rest: _formed(load_npz(file), *rest),
     "hf:": lambda source, *rest: _hub(source, *rest),
     "folder:": partial(load_own, "folder"),
     "manifest:": partial(load_own, "manifest"),
@@ -162,6 +162,16 @@ def open_public(
     return samples
 
 
+def _formed(pool: Pool, settings: Settings, _: Path, machine: MachineRules | None) -> Pool:
+    """Bring images in memory to the form of the run; other loaders do it file by file."""
+    form, images = Form.from_settings(settings), torch.from_numpy(pool.images)
+    channels, *sides = images.shape[1:]
+    shape = (max(channels, form.channels), *([form.size] * 2 if form.size else sides))
+    if shape != images.shape[1:]:
+        check_images(machine, len(images), shape)
+    return replace(pool, images=form.apply(images).numpy())
+
+
 def _hub(source: str, settings: Settings, store: Path, machine: MachineRules | None) -> Pool:
     return load_hub(source, Form.from_settings(settings), machine)
 
@@ -231,10 +241,6 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
-    form = Form.from_settings(settings)
-    if form.size and pool.images.shape[-2:] != (form.size, form.size):  # others are on the disk
-        check_images(machine, len(pool.images), (pool.images.shape[1], form.size, form.size))
-    images = form.apply(torch.from_numpy(pool.images)).numpy()
-    pool = replace(pool, images=images, kind=pool.kind or name)
+    pool = replace(pool, kind=pool.kind or name)
     frozen = settings.train.freeze == "body"
     return add_features(pool, settings, store, machine) if frozen else pool

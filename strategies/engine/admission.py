@@ -63,8 +63,9 @@ def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> Record
     if label != first:
         raise ParcelError("The label of the model is not that of an untrained model.")
     check_sealed([parcel], order.sealed)
-    if order.buffer_size and "buffer" not in parcel:
-        raise ParcelError("The hospital's first parcel has no buffer.")
+    if ("buffer" in parcel) != (order.buffer_size > 0):
+        has = "has no buffer" if order.buffer_size else "has a buffer that was not ordered"
+        raise ParcelError(f"The hospital's first parcel {has}.")
     if not order.sealed:
         _check_sound(parcel)
     return parcel

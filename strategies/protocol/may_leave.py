@@ -35,7 +35,6 @@ ANSWERS: dict[str, dict[str, type]] = {
     "query.prepare": {
         "model": ArrayRecord,
         "buffer": ArrayRecord,
-        "memory": ArrayRecord,
         "manifest": ConfigRecord,
         "metrics": MetricRecord,
         "card": ConfigRecord,

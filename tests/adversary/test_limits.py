@@ -65,6 +65,19 @@ def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     assert "machine.max-memory-gb" in caplog.text
 
 
+@pytest.mark.parametrize(("size", "outcome"), [(1, Failure.PARCEL), (100_000, Failure.POLICY)])
+def test_a_server_does_not_fill_the_memory_with_buffers(size, outcome, tmp_path):
+    """Black images travel in few bytes. Small buffers are only missed: the hospital has none."""
+    policy = "[release]\nmax-images = 100_000\n[machine]\nmax-memory-gb = 0.12\n"
+    victim = Victim(tmp_path, SIZES, OPEN + policy)
+    victim.place.run_config |= run_config(
+        strategy="feder", num_server_rounds=9, feder__buffer_size=size
+    )
+    replay = [f"{maker}={'0' * 64}" for maker in range(20)]
+    order = {"learner": "feder", "epochs": 1, "buffer_size": size, "replay": replay}
+    assert victim.ask("train", victim.constant(0), **order).error.code == outcome
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -33,7 +33,6 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
         size=64,
         train=train,
         learnt=learnt,
-        fingerprint="0",
         preset=PRESETS["tiny"],
         distance=distance,
         seed=0,
@@ -205,3 +204,20 @@ def test_shadows_tell_what_a_generator_remembers(tmp_path, remembers):
     assert len({each.folder for each in learnt}) == len({each.fingerprint for each in learnt}) == 4
     everyone = len(job.learnt) + len(others)
     assert [len(each.learnt) for each in learnt[:2]] == [-(-everyone // 2), everyone // 2]
+
+
+def test_a_shadow_of_other_images_is_trained_again(tmp_path):
+    job = job_of(tmp_path, release__shadow_generators=2)
+    folders = []
+
+    def sampler(shadow):
+        folders.append(shadow.folder)
+        return SimpleNamespace(
+            figures={}, render=lambda labels, seed: strangers(tmp_path, 64).images
+        )
+
+    test = job.hospital.data.test
+    for first in (0, 1):  # another patient is tested on
+        others = Samples(test.images[first:], test.labels[first:])
+        shadow_attack(job, strangers(tmp_path, 64), others, sampler)
+    assert len({*folders}) == 4

@@ -99,6 +99,20 @@ def test_what_a_gan_depends_on_trains_another(hospital, change):
 
 
 @pytest.mark.slow
+def test_a_gan_learns_from_the_images_that_it_is_given(hospital):
+    """Of one class fewer: neither the GAN nor its first phase may come from the other images."""
+    place = hospital()
+    labels = place.data.train.labels
+    without_zeros = (labels != 0).nonzero().flatten().numpy()
+    for large in (None, without_zeros, without_zeros[1:]):
+        make_buffer(place, 20, soon(), large)
+    folders = sorted((place.store.folder / "gan").iterdir())
+    assert len(folders) == 3
+    first_phases = {(each / "progress.jsonl").read_text() for each in folders}
+    assert len(first_phases) == 3
+
+
+@pytest.mark.slow
 def test_another_image_of_a_rare_class_asks_for_another_audit(hospital):
     """The GAN does not learn from it, and yet no synthetic image may be near to it."""
     place = hospital(release__min_class_images=6)

@@ -494,6 +494,9 @@ def test_images_that_would_not_fit_into_memory_are_not_resized(npz):
     with pytest.raises(PolicyError) as refused:
         open_data(replace(SETTINGS, dataset=npz, image_size=4096), 0, 2, machine=rules)
     assert refused.value.rule == "machine.max-memory-gb"
+    small = replace(rules, max_memory_gb=1e-9)  # three channels take memory, too
+    with pytest.raises(PolicyError):
+        open_data(replace(SETTINGS, dataset=npz, image_channels=3), 0, 2, machine=small)
     with pytest.raises(DataError, match="With image-size 8 the images need 70369 GB of memory, an"):
         check_images(None, 2**40, (1, 8, 8))
     check_images(rules, 0, (1, 8, 8))

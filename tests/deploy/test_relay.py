@@ -29,6 +29,7 @@ from PIL import Image
 from cli import main
 from client_app.authority.ledger import path_of, read
 from client_app.release import buffer
+from client_app.release.buffer import job
 from deploy import demo
 from deploy import server as server_commands
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
@@ -437,7 +438,7 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
 
     def seed(hospital, learnt):
         secret = (stores[hospital.name] / hospital.name / "figures-secret").read_bytes()
-        digest = hmac.digest(secret, buffer._fingerprint(learnt).encode(), "sha256")
+        digest = hmac.digest(secret, job.fingerprint(learnt).encode(), "sha256")
         return int.from_bytes(digest[:7], "big")
 
     monkeypatch.setattr(buffer, "_seed", seed)

@@ -127,6 +127,14 @@ def test_a_buffer_survives_the_journey_bit_for_bit(channels):
     assert torch.equal(arrived.labels, sent.labels)
 
 
+def test_a_large_buffer_is_no_decompression_bomb(monkeypatch):
+    """Pillow refuses pictures of twice its limit, which 700 images of 512 x 512 pixels are."""
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 20)
+    sent = samples()
+    arrived = unpack_buffer(pack_buffer(sent, "0" * 64), sent, classes=3, size=6)
+    assert torch.equal(arrived.images, sent.images)
+
+
 def test_a_buffer_of_smooth_images_travels_in_less_than_its_pixels():
     ramp = torch.arange(64, dtype=torch.uint8).expand(100, 1, 64, 64)
     record = pack_buffer(Samples(ramp, torch.zeros(100, dtype=torch.int64)), "0" * 64)

@@ -1,5 +1,7 @@
 """Who gets whose model and buffer, with hospitals that count visits instead of training."""
 
+from dataclasses import replace
+
 import pytest
 
 from strategies.engine.strategy import RunError
@@ -106,6 +108,20 @@ def test_a_first_parcel_without_a_buffer_is_refused():
     assert {e.hospital: e.reason for e in ledger.of("query.prepare") if e.outcome != "ok"} == {
         "h2": "The hospital's first parcel has no buffer."
     }
+
+
+class Generous(CountingHospital):
+    """Sends a buffer that nobody has ordered."""
+
+    def prepare(self, message, order):
+        return super().prepare(message, replace(order, buffer_size=4))
+
+
+def test_a_buffer_that_was_not_ordered_is_refused_and_the_run_goes_on():
+    state, ledger, _ = run(federation(3, h2=Generous("h2")), feder__buffer_size=0)
+    refused = {e.hospital: e.reason for e in ledger.of("query.prepare") if e.outcome != "ok"}
+    assert refused == {"h2": "The hospital's first parcel has a buffer that was not ordered."}
+    assert sorted(parcels_of(state)) == ["h0", "h1"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -8,18 +8,18 @@ buffer that passes is attacked (attack.py). stages.py runs the stages. A GAN is 
 hospital's store keeps it under a hash of all its inputs. After an interruption its training
 continues, and later runs use it again.
 
-    <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
-    <store>/gan/<hash>/statistic.npz                the noised statistic of `dp-mean-embedding`
-    <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
-    <store>/gan/<hash>/buffer.png     the buffer as a picture
-    <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
-    <store>/gan/<hash>/nearest-to-real.png         real images, each with the nearest synthetic one
-    <store>/gan/<hash>/codes/         codes of training images, and code sets of samplers
-    <store>/gan/<hash>/<sampler>/     the same pictures if gan.sampler is not random, and
-        set-distances.png             distances of real images from their projections, and from the
+    <store>/<site>/gan/<hash>/        checkpoints, progress.jsonl, grids of synthetic images
+        statistic.npz                 the noised statistic of `dp-mean-embedding`
+        <hash>.npz                    a buffer that has passed, with the figures of its check
+        buffer.png                    the buffer as a picture
+        nearest-to-synthetic.png      synthetic images, each with the nearest real one
+        nearest-to-real.png           real images, each with the nearest synthetic one
+        codes/                        codes of training images, and code sets of samplers
+        <sampler>/                    the same pictures if gan.sampler is not random, and
+            set-distances.png         distances of real images from their projections, and from the
                                       nearest image of the set
-        set-nearest.png               some images: real, projected, nearest of the set
-        path-distances.csv            with linear and plan: distances of a path's points from real
+            set-nearest.png           some images: real, projected, nearest of the set
+            path-distances.csv        with linear and plan: distances of a path's points from real
                                       images
 """
 
@@ -37,7 +37,7 @@ from client_app.authority.identity import secret_of
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
-from client_app.release.buffer.job import Job, Release, frequent_classes
+from client_app.release.buffer.job import Job, Release, fingerprint, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
 from client_app.store import hold_lock, own_folder
 from gan.checkpoint import VERSION
@@ -73,27 +73,27 @@ def make_buffer(
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = train if large is None else train[torch.from_numpy(large)]
     learnt = frequent_classes(countable, settings.release.min_class_images)
-    fingerprint, seed = _fingerprint(train), _seed(hospital, learnt)
+    images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
     gan = settings.gan
     if gan.method == "stylegan2-ada":
-        parts = [VERSION, fingerprint, classes, loss, networks, seed]
+        parts = [VERSION, images, classes, loss, networks, seed]
     elif gan.method == "class-gaussians":
-        parts = [fingerprint, classes]
+        parts = [images, classes]
     else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed
-        parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
+        parts = [MOMENTS, images[0], _owners(data), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
-    checks = ["copies", CHECKED, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
+    checks = ["copies", CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
-    job = Job(hospital, size, train, learnt, fingerprint, preset, distance, seed, place, deadline)
+    job = Job(hospital, size, train, learnt, preset, distance, seed, place, deadline)
     allowed = max(0.0, deadline - time.monotonic())
     try:
         # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw
@@ -121,7 +121,7 @@ def _seed(hospital: Hospital, learnt: Samples) -> int:
     of two buffers does not reveal a patient.
     """
     if hospital.policy and hospital.settings.gan.method == "class-gaussians":
-        digest = hmac.digest(secret_of(hospital.store), _fingerprint(learnt).encode(), "sha256")
+        digest = hmac.digest(secret_of(hospital.store), fingerprint(learnt).encode(), "sha256")
         return int.from_bytes(digest[:7], "big")
     return int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
 
@@ -133,15 +133,6 @@ def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
         return PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
     except (FileNotFoundError, ValueError) as error:
         raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
-
-
-def _fingerprint(samples: Samples) -> str:
-    """A hash of the images and labels."""
-    digest = hashlib.sha256()
-    for tensor in (samples.images, samples.labels):
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(tensor.cpu().contiguous().numpy().data)
-    return digest.hexdigest()[:16]
 
 
 def _owners(data: LocalData) -> str:

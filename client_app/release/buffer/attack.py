@@ -16,7 +16,7 @@ from torch import Tensor
 from audit.buffer import Attacked, Trial, attack_buffer, shadow_trial
 from audit.class_means import class_means_trial
 from audit.report import Report
-from client_app.release.buffer.job import Job, sample
+from client_app.release.buffer.job import Job, fingerprint, sample
 from client_app.release.buffer.registry import Sampler
 from gan.synthesis import balanced_labels
 from learning.samples import Samples, concatenate
@@ -76,8 +76,9 @@ def shadow_attack(
 
     def draw(k: int, half: NDArray[np.bool_]) -> Tensor:
         own = everyone[torch.from_numpy(half)]
-        mark = f"{job.fingerprint}-shadow-{k}"
-        shadow = replace(job, learnt=own, fingerprint=mark, folder=job.folder / f"shadow-{k}")
+        # Another patient to test on is another half: the shadow of the old one says nothing of it.
+        folder = job.folder / f"shadow-{k}-{fingerprint(own)}"
+        shadow = replace(job, learnt=own, folder=folder)
         return train(shadow).render(balanced_labels(len(samples), own.labels), job.seed)
 
     count = job.hospital.settings.release.shadow_generators

@@ -26,13 +26,17 @@ class Job:
     size: int  # number of synthetic images
     train: Samples  # the hospital's training images, in memory
     learnt: Samples  # training images that the sampler learns from
-    fingerprint: str  # hash of `train`
     preset: Preset  # size and schedule of the GAN
     # The perceptual distance of the privacy term, the audit and the figures
     distance: PairwiseLPIPS
     seed: int  # seed of all random numbers
     folder: Path  # folder of the sampler
     deadline: float  # time limit, in the time of `time.monotonic`
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the learnt images and labels."""
+        return fingerprint(self.learnt)
 
     def pictures(self) -> Path:
         """The folder for pictures: `folder`, or a folder in it for a sampler with code sets."""
@@ -88,6 +92,15 @@ class Release:
         figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
         attacked = json.loads(str(kept["attacked"]))
         return cls(samples.to(device), dict(figures), attacked)
+
+
+def fingerprint(samples: Samples) -> str:
+    """A hash of the images and labels."""
+    digest = hashlib.sha256()
+    for tensor in (samples.images, samples.labels):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def frequent_classes(samples: Samples, fewest: int) -> Samples:
