@@ -53,9 +53,9 @@ def watch(place: Path) -> int:
     Raises:
         SettingsError: It cannot be read as a result directory.
     """
+    if place.exists() and not place.is_dir():
+        raise SettingsError(f"{place} is no folder: name a result directory.")
     try:
-        if place.exists() and not place.is_dir():
-            raise NotADirectoryError("it is no folder")
         # `watch` sets colours and moves the cursor itself, so it needs the plain stream.
         terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout
         return follow(place.absolute(), Console(file=terminal, highlight=False))
