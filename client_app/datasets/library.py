@@ -7,21 +7,23 @@ A library belongs to one listing of images (client_app.datasets.listing) and is 
 
 Size and time of change identify a file; a hash of its content identifies its pixels. A changed file
 is decoded again; a moved or copied file is not. Pixels of images that are no longer listed are
-overwritten with zeros, and their place is used for another image. The index is written only after
-the pixels are on disk: a kill at any moment loses only a few seconds of work.
+overwritten with zeros, in a copy that replaces the file: a process that has mapped the file may
+still train on them. Their place in the copy is used for another image. The index is written only
+after the pixels are on disk: a kill at any moment loses only a few seconds of work.
 """
 
 import hashlib
 import json
 import math
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,8 +38,10 @@ from client_app.datasets.files import read_file, read_header, read_pixels
 from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, common_size
+from client_app.errors import DataError
 from client_app.store import hold_lock
 from strategies.protocol.console import Pace
+from strategies.protocol.files import replacing
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -106,15 +110,17 @@ def open_library(
         machine: Limits on memory and disk; None = no limit.
 
     Raises:
-        DataError: The images differ in size, and the form has no size.
+        DataError: The images differ in size, and the form has no size. Or the index
+            cannot be read or written.
         PolicyError: The store would be larger than `machine` allows.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the index has paths
     with (
         hold_lock(folder / "lock", "decodes these images"),  # hospitals may share a data set
-        closing(sqlite3.connect(folder / "index.sqlite")) as index,
+        _open_index(folder / "index.sqlite") as index,
     ):
-        index.executescript(SCHEMA)
+        for draft in folder.glob(".*.part"):  # of a process that was killed
+            draft.unlink()
         if retry:
             index.execute("DELETE FROM files WHERE reason != ''")
             index.execute("DELETE FROM pixels WHERE reason != ''")
@@ -248,11 +254,10 @@ class _Library:
         # Remove the hashes first: after a kill, an image that returns must not be found black.
         self.index.execute(f"UPDATE pixels SET content = rowid {orphans}")
         self.index.commit()
-        for name, row in self.index.execute(f"SELECT form, row FROM pixels {orphans}").fetchall():
-            if row >= 0:
-                size = math.prod(map(int, name.partition("-")[0].split("x")))
-                with _open(self.folder / f"{name}.pixels") as pixels:
-                    os.pwrite(pixels, bytes(size), row * size)
+        found = self.index.execute(f"SELECT form, row FROM pixels {orphans} ORDER BY form")
+        for name, rows in groupby(found.fetchall(), lambda each: each[0]):
+            size = math.prod(map(int, name.partition("-")[0].split("x")))
+            _blank(self.folder / f"{name}.pixels", [row * size for _, row in rows], size)
         self.index.execute(f"DELETE FROM pixels {orphans}")
         self.index.commit()
 
@@ -346,6 +351,33 @@ def _log_progress() -> ImportProgress:
         paces.setdefault(step, Pace(f"{step} images"))(done, total)
 
     return progress
+
+
+@contextmanager
+def _open_index(file: Path) -> Iterator[sqlite3.Connection]:
+    """Open the index of a library; an error of SQLite becomes a `DataError`."""
+    try:
+        with closing(sqlite3.connect(file)) as index:
+            index.executescript(SCHEMA)
+            yield index
+    except sqlite3.Error as error:
+        raise DataError(
+            "The index of the hospital's decoded images cannot be read or written "
+            f"({type(error).__name__}): free space on the store's disk, or remove the store's "
+            "folder 'images'; it is made again."
+        ) from error
+
+
+def _blank(file: Path, starts: Sequence[int], size: int) -> None:
+    """Replace a file by a copy that has `size` zeros at each start; a negative start is none."""
+    end = file.stat().st_size if file.exists() else 0
+    # A file that was deleted or cut off does not grow: lost images must not come back black.
+    if not (starts := [start for start in starts if 0 <= start < end]):
+        return
+    with replacing(file) as draft, _open(draft) as pixels:
+        shutil.copyfile(file, draft)
+        for start in starts:
+            os.pwrite(pixels, bytes(size), start)
 
 
 @contextmanager

@@ -488,6 +488,48 @@ def test_slices_of_a_file_are_images_of_their_own(folder, monkeypatch):
     assert folder.pixel_files()["1x2x2-squash.pixels"] == bytes([3] * 4 + [0] * 8)
 
 
+def test_an_open_library_keeps_its_images(folder):
+    """Also if another process then forgets some of them, and uses their places."""
+    for name in "abc":
+        folder.draw(f"{name}.png", ord(name))
+    opened, before = [], []
+    for number, name in enumerate(["a.png", "c.png", "b.png", "0.png"]):
+        opened.append(folder.open())
+        before.append(folder.open().pixels.copy())
+        folder.remove(name)
+        folder.draw(f"{number}.png", number)
+    folder.check(folder.open())
+
+    assert len(folder.pixel_files()["1x2x3-squash.pixels"]) == 4 * 6
+    for one, other in zip(opened, before, strict=True):
+        assert np.array_equal(one.pixels[one.rows], other[one.rows])
+
+
+@pytest.mark.parametrize("kept", [-1, 0, 1, 2])
+def test_an_image_is_forgotten_whose_pixels_are_lost_in_another_form(kept, folder):
+    """Of three images of four bytes each, so many are left; -1 = the file is gone."""
+    for number in range(3):
+        folder.draw(f"{number}.png", number)
+    folder.open(Form(2))
+    file = folder.library / "1x2x2-squash.pixels"
+    if kept < 0:
+        file.unlink()
+    else:
+        os.truncate(file, kept * 4)
+    folder.remove("2.png")
+    folder.open()
+
+    folder.check(folder.open(Form(2)), Form(2))
+
+
+def test_a_damaged_index_says_what_to_remove(folder):
+    folder.draw("0.png", 0)
+    folder.open()
+    (folder.library / "index.sqlite").write_bytes(b"x" * 4096)
+    with pytest.raises(DataError, match="remove the store's folder 'images'"):
+        folder.open()
+
+
 def test_progress_is_told(folder, monkeypatch):
     monkeypatch.setattr(library, "CHUNK", 2)
     for number in range(3):
@@ -606,6 +648,16 @@ def test_a_kill_at_any_moment_leaves_a_good_library(comes_back, tmp_path, monkey
         if unharmed:
             break
     assert moment > 15  # steps of that opening
+
+
+def test_the_draft_of_a_killed_process_is_removed(folder):
+    folder.draw("0.png", 0)
+    folder.open()
+    draft = folder.library / ".1x2x3-squash.pixels.0123.part"
+    draft.touch()
+    folder.open()
+
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("stray", [1, 6, 100])
