@@ -49,12 +49,15 @@ class Survey:
         return [self.listing.entries[index] for index in self.usable]
 
     @cached_property
+    def hashes(self) -> list[str]:
+        """Hash of each usable entry's file, [n]."""
+        return [self.images.contents[index] for index in self.usable]
+
+    @cached_property
     def contents(self) -> list[str]:
         """Hash of each usable entry's file, with its slice, [n]."""
-        return [
-            f"{self.images.contents[index]}/{entry.slice}"
-            for index, entry in zip(self.usable, self.entries, strict=True)
-        ]
+        pairs = zip(self.hashes, self.entries, strict=True)
+        return [f"{content}/{entry.slice}" for content, entry in pairs]
 
     @cached_property
     def unusable(self) -> list[Unusable]:
@@ -100,7 +103,7 @@ class Survey:
 
         first: dict[str, int] = {}
         for index, names in enumerate(self.named_groups):
-            for name in (*names, f"content {self.contents[index]}"):
+            for name in (*names, f"content {self.hashes[index]}"):
                 root[top(index)] = top(first.setdefault(name, index))
         return [top(index) for index in range(len(root))]
 
@@ -146,9 +149,14 @@ class Survey:
                 "The column 'split' has no image to train on, or none to test on.",
                 "Write 'train' and 'test' into this column, or leave it out.",
             )
+        files: dict[str, set[Path]] = {}
+        for entry, content in zip(self.entries, self.hashes, strict=True):
+            files.setdefault(content, set()).add(entry.file)
+        # The slices of one file are a group; those of its copies are copies.
+        copied = [[content] if len(files[content]) > 1 else [] for content in self.hashes]
         for problem, what, names in (
             ("groups-in-both-splits", "groups", self.named_groups),
-            ("copies-in-both-splits", "files (byte for byte)", [[c] for c in self.contents]),
+            ("copies-in-both-splits", "files (byte for byte)", copied),
         ):
             sides: dict[str, set[bool]] = {}
             for entry, each in zip(self.entries, names, strict=True):

@@ -63,7 +63,7 @@ def surveyed(rows, unlisted=0):
     """A survey of entries of which these attributes are known; `content` "" = it is unusable."""
     contents = [row.get("content", f"own {number}") for number, row in enumerate(rows)]
     entries = [
-        Entry(f"row {number}", Path(f"/{number}.png"), **{"label": "a", **row})
+        Entry(f"row {number}", **{"label": "a", "file": Path(f"/{number}.png"), **row})
         for number, row in enumerate(
             {k: v for k, v in row.items() if k != "content"} for row in rows
         )
@@ -330,10 +330,24 @@ def test_groups_in_both_splits_are_counted():
     ]
 
 
-def test_slices_of_a_volume_are_no_copies():
-    rows = [{"split": s, "content": "x", "slice": n} for n, s in enumerate(("train", "test"))]
+@pytest.mark.parametrize(
+    ("files", "problem"), [("aa", "groups-in-both-splits"), ("ab", "copies-in-both-splits")]
+)
+def test_slices_of_a_volume_and_of_its_copy_belong_together(files, problem):
+    rows = [
+        {"content": "x", "slice": number, "file": Path(f"/{name}.nii")}
+        for number, name in enumerate(files)
+    ]
+    assert numbered(surveyed(rows).groups) == [0, 0]
+    for row, split in zip(rows, ("train", "test"), strict=True):
+        row["split"] = split
+    assert problems(surveyed(rows)) == [problem]
 
-    assert problems(surveyed(rows)) == []
+
+def test_a_copy_with_a_slice_is_a_copy():
+    rows = [{"content": "x", "slice": slice_} for slice_ in (None, 0)]
+
+    assert numbered(surveyed(rows).groups) == [0, 0]
 
 
 @pytest.mark.parametrize(
