@@ -111,7 +111,7 @@ def list_folder(path: str) -> Listing:
         elif _leads_out(file, source):
             listing.unusable.append(Unusable(where, "is a link that leads out of the folder"))
         else:
-            group = between[0] if between else ""
+            group = _common_form(between[0]) if between else ""
             listing.entries.append(Entry(where, file, label, group))
     if not listing.entries and not listing.unusable:
         unread = ", ".join(each.name for each in FORMATS if listing.ignored[each.name])
@@ -176,7 +176,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     listing, folder = Listing(source, columns=columns), source.parent.resolve()
     real = cache(os.path.realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
-    seen: set[tuple[Path, int | None]] = set()
+    seen: set[tuple[Path, int]] = set()
     for number, fields in rows:
         image = "".join(fields[header["image"] : header["image"] + 1]).strip()
         where = f"row {number} ({image})" if image else f"row {number}"
@@ -185,12 +185,13 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
                 raise _RowError(f"has {len(fields)} columns, the header has {len(names)}")
             field = {name: fields[index].strip() for name, index in header.items()}
             entry = _entry(where, field, needed, find)
-            if (entry.file, entry.slice) in seen:
+            place = entry.file, entry.slice or 0  # slice 0 of a picture is the picture
+            if place in seen:
                 raise _RowError("names an image that an earlier row names too")
         except _RowError as error:
             listing.unusable.append(Unusable(where, str(error)))
         else:
-            seen.add((entry.file, entry.slice))
+            seen.add(place)
             listing.entries.append(entry)
     return listing
 
@@ -235,7 +236,7 @@ def _entry(
     task = field.get("task", "")
     if split not in ("", "train", "test"):
         raise _RowError("must have 'train', 'test' or nothing in the column 'split'")
-    if number and not number.isdecimal():
+    if number and not (number.isdecimal() and len(number) < 10):
         raise _RowError("must have a whole number from 0 in the column 'slice'")
     if task and not (task.isdecimal() and len(task) < 10 and int(task) > 0):
         raise _RowError("must have a whole number from 1 in the column 'task'")
@@ -243,9 +244,9 @@ def _entry(
         where,
         find(field["image"]),
         field.get("label", ""),
-        field.get("group", ""),
+        _common_form(field.get("group", "")),
         split,
-        field.get("site", ""),
+        _common_form(field.get("site", "")),
         int(number) if number else None,
         int(task or 0),
     )
@@ -313,4 +314,9 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 
 def _plain(name: str) -> str:
     """A name without the differences between machines: case, Unicode form, percent signs."""
-    return unicodedata.normalize("NFC", unquote(name).casefold())
+    return _common_form(unquote(name).casefold())
+
+
+def _common_form(name: str) -> str:
+    """A name in one Unicode form: a Mac may write an umlaut as two characters."""
+    return unicodedata.normalize("NFC", name)

@@ -136,7 +136,7 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
         ),
         *(
             ("slice", n, "must have a whole number from 0 in the column 'slice'")
-            for n in ("-1", "1.5")
+            for n in ("-1", "1.5", "9" * 10)
         ),
     ],
 )
@@ -149,13 +149,13 @@ def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
 def test_optional_columns(manifest):
     folder = manifest(
         "SITE,Split,slice,label,image,group,Task\n"
-        " Ost ,TRAIN,007,a,0.png, 12 , 02\nWest, test ,0,a,0.png,,\n,,,a,0.png,12,1\n"
+        " Ost ,TRAIN,007,a,0.png, 12 , 02\nWest, test ,0,a,0.png,,\n,,,a,1.png,12,1\n"
     )
 
     assert list_manifest(str(folder)).entries == [
         Entry("row 2 (0.png)", folder / "0.png", "a", "12", "train", "Ost", 7, 2),
         Entry("row 3 (0.png)", folder / "0.png", "a", "", "test", "West", 0),
-        Entry("row 4 (0.png)", folder / "0.png", "a", "12", "", "", None, 1),
+        Entry("row 4 (1.png)", folder / "1.png", "a", "12", "", "", None, 1),
     ]
 
 
@@ -165,6 +165,29 @@ def test_a_slice_is_listed_once(manifest):
 
     assert [entry.slice for entry in listing.entries] == [1, 2]
     assert [each.where for each in listing.unusable] == ["row 4 (0.png)"]
+
+
+@pytest.mark.parametrize("slices", [("", "0"), ("0", "")])
+def test_slice_0_of_a_picture_is_the_picture(slices, manifest):
+    folder = manifest("image,label,slice\n" + "".join(f"0.png,a,{each}\n" for each in slices))
+
+    assert [str(each) for each in list_manifest(str(folder)).unusable] == [
+        "row 3 (0.png): names an image that an earlier row names too"
+    ]
+
+
+def test_the_unicode_form_of_a_name_does_not_count(manifest, tree):
+    """A patient or a site has one name, in one or in two characters for the umlaut."""
+    forms = ["Mu\N{COMBINING DIAERESIS}ller", "M\N{LATIN SMALL LETTER U WITH DIAERESIS}ller"]
+    folder = manifest(
+        "image,label,patient,site\n"
+        + "".join(f"{number}.png,a,{name},{name}\n" for number, name in enumerate(forms))
+    )
+    listed = list_manifest(str(folder)).entries
+    assert [(entry.group, entry.site) for entry in listed] == [(forms[1], forms[1])] * 2
+
+    listed = list_folder(str(tree(*(f"a/{name}/0.png" for name in forms)))).entries
+    assert [entry.group for entry in listed] == [forms[1]] * 2
 
 
 @pytest.mark.parametrize("first", range(6))
