@@ -85,18 +85,18 @@ def open_data(
         _check_spelling(pool, taking_part, "the policy's images.classes")
         classes = classes or chosen
         check_all_named(chosen, classes)
-        own = own[_labels(pool, chosen)[own] >= 0]
     _check_spelling(pool, classes, "the federation")
-    labels = _labels(pool, classes or pool.classes)
-    strange = int((labels[own] < 0).sum())
+    labels, known, per_class = known_images(
+        pool, own, settings, hospital_index, classes, taking_part or ()
+    )
+    # Under a policy all classes that take part are the federation's; others are left out silently.
+    strange = len(own) - len(known) if taking_part is None else 0
     if are_too_many(strange, len(own), settings.max_quarantined):
         raise DataError(
             f"{strange} of {len(own)} images show none of the federation's classes "
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
-    own = own[labels[own] >= 0]
-    per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
-    train, test = split(pool, labels, own, settings, hospital, per_class, secret)
+    train, test = split(pool, labels, known, settings, hospital, per_class, secret)
     if are_too_few(train, test) and hospitals == 1:
         raise DataError(
             "There are too few images or patients: 2 images must be left to train on, and 1 of "
@@ -135,6 +135,26 @@ def open_data(
         kind=pool.kind,
         whole=pool.whole,
     )
+
+
+def known_images(
+    pool: Pool,
+    own: Indices,
+    settings: Settings,
+    hospital_index: int = 0,
+    classes: Sequence[str] = (),
+    taking_part: Sequence[str] = (),
+) -> tuple[Indices, Indices, int]:
+    """What a hospital splits; arguments as for `open_data`, `own` as for `split`.
+
+    Returns:
+        The labels [N] as indices into `classes`, -1 for other classes; the images among `own` that
+        take part; and the number of test images of each class, 0 = by `test-fraction`.
+    """
+    taking = _labels(pool, taking_part or pool.classes) >= 0
+    labels = _labels(pool, classes or pool.classes)
+    per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
+    return labels, own[taking[own] & (labels[own] >= 0)], per_class
 
 
 def open_public(
@@ -196,7 +216,7 @@ def check_all_named(chosen: Sequence[str], classes: Sequence[str]) -> None:
     uphold(Ruling("images.classes", f"runs with {', '.join(chosen)}", ", ".join(classes), holds))
 
 
-def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
+def _labels(pool: Pool, classes: Sequence[str]) -> Indices:
     """The labels [N] as indices into `classes`; -1 for other classes."""
     index = {name: number for number, name in enumerate(classes)}
     return np.array([index.get(name, -1) for name in pool.classes], dtype=np.int64)[pool.labels]

@@ -10,12 +10,14 @@ import PIL.Image
 import pytest
 
 from cli import main
+from client_app.authority.identity import secret_of
 from client_app.authority.policy import Ruling
-from client_app.datasets import library
+from client_app.datasets import library, open_data
 from client_app.datasets.image import UnusableImage
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import MAX_UNUSABLE, page, text
 from client_app.datasets.unread import REPORTS, SYSTEM
+from client_app.store import Store
 from tests.fakes import settings
 
 
@@ -118,6 +120,40 @@ def test_more_damage_than_is_allowed_is_red(folder, tmp_path):
     assert card.verdict == "red"
     assert problems(card, "red") == {"unusable-images"}
     assert card_of(folder, tmp_path, max_quarantined=0.1)[0].verdict == "amber"
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "counts"),
+    [
+        ({"test_per_class": "2,3"}, "", {"a": (18, 2), "b": (18, 2)}),
+        ({"classes": "b,c", "max_quarantined": 0.5}, "", {"b": (16, 4)}),
+        ({}, "images.classes = ['a']", {"a": (16, 4)}),
+        ({"classes": "a,c"}, "images.classes = ['a']", {"a": (16, 4)}),
+        ({"classes": "c,d", "test_balanced": True}, "", {}),
+    ],
+)
+def test_the_split_is_that_of_a_run(change, rule, counts, folder, tmp_path):
+    """Twenty images of each class, each on its own."""
+    flat, policy = tmp_path / "flat", tmp_path / "policy.toml"
+    for path in folder.rglob("*.png"):
+        (flat / path.relative_to(folder).parts[0]).mkdir(parents=True, exist_ok=True)
+        path.rename(flat / path.relative_to(folder).parts[0] / path.name)
+    policy.write_text(f"{rule}\nfigures.smallest-group = 1\n", "utf-8")
+    chosen = settings(dataset=f"folder:{flat}", sealed=True, **change)
+    store, real = tmp_path / "store", policy if rule else None
+    card, survey = examine("Graz", chosen, store, None, real)
+
+    found = {name: (each["train"], each["test"]) for name, each in card.classes.items()}
+    assert found == counts
+    assert ("unknown-classes" in problems(card, "red")) == (not counts)
+    assert page(card, survey)
+    if counts:
+        taking_part = ("a",) if real else None
+        secret = secret_of(Store(store / "Graz")) if real else b""
+        classes = tuple(chosen.class_names)
+        data = open_data(chosen, 0, 1, classes, store, None, taking_part, secret)
+        for side, images in enumerate((data.train, data.test)):
+            assert len(images) == sum(each[side] for each in counts.values())
 
 
 def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):

@@ -6,7 +6,7 @@ of each problem (`Finding.problem`), when it asks the hospital to take part.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
+from client_app.datasets import known_images
 from client_app.datasets.findings import Finding
 from client_app.datasets.library import ImportProgress
-from client_app.datasets.listing import Unusable
+from client_app.datasets.listing import Entry, Unusable
 from client_app.datasets.own import Survey, survey
 from client_app.datasets.pool import Indices, Pool, are_too_few, are_too_many
 from client_app.datasets.preflight.rehearsal import rehearse
@@ -56,7 +57,7 @@ class Card:
     unusable: list[Unusable] = field(default_factory=list)
     # Number of files that are no images, by kind; see `Listing.ignored`
     ignored: dict[str, int] = field(default_factory=dict)
-    # Number of training and of test images of each class
+    # Number of training and of test images of each class that takes part
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     # Number of groups of one image or more: the patients, as far as the folder, the manifest or
     # DICOM names them
@@ -121,18 +122,20 @@ def examine(
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
         return Card(hospital, path, chosen, [finding], unusable=_unreadable_file(error)), None
+    taking_part = rules.images.classes if rules else ()
+    entries = [each for each in found.entries if not taking_part or each.label in taking_part]
     findings = [
         *found.findings(settings.max_quarantined, settings.class_names),
-        *_unknown_classes(found, settings),
-        *_unknown_tasks(found, settings),
+        *_unknown_classes(entries, settings),
+        *_unknown_tasks(entries, settings),
     ]
     if not found.entries:
         ignored = dict(found.ignored)
         return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
     pool = found.pool()
-    sides, too_few = _split_sides(found, pool, settings, secret)
+    own, sides, too_few = _split_sides(pool, settings, taking_part, secret)
     findings += too_few
-    card = _describe(hospital, found, pool, sides, chosen, findings, store)
+    card = _describe(hospital, found, pool, own, sides, chosen, findings, store)
     if not any(found.named_groups):
         text = "No patients or groups of images are named."
         advice = "If a patient has several images, name patients: column 'patient', or subfolders."
@@ -146,28 +149,34 @@ def examine(
 
 
 def _split_sides(
-    found: Survey, pool: Pool, settings: Settings, secret: bytes
-) -> tuple[dict[str, Indices], list[Finding]]:
-    """The training and the test images as the hospital splits them, and what hinders this."""
-    everything = np.arange(len(pool.labels))
+    pool: Pool, settings: Settings, taking_part: Sequence[str], secret: bytes
+) -> tuple[Indices, dict[str, Indices], list[Finding]]:
+    """The images that take part; those to train and to test on; and what hinders the split."""
+    labels, own, per_class = known_images(
+        pool, np.arange(len(pool.labels)), settings, 0, settings.class_names, taking_part
+    )
+    train = test = own[:0]
     try:
-        train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
+        if len(own):
+            train, test = split(pool, labels, own, settings, 0, per_class, secret)
     except (DataError, SettingsError) as error:
         finding = Finding("no-split", str(error), "Change the setting, or the images.")
-        return {"train": everything[:0], "test": everything[:0]}, [finding]
+        return own, {"train": train, "test": test}, [finding]
     sides = {"train": train, "test": test}
     if not are_too_few(train, test):
-        return sides, []
+        return own, sides, []
+    groups = own if pool.groups is None else np.unique(pool.groups[own])
     text = f"There are {amount(len(train), 'image')} to train on and {len(test)} to test on"
-    text += f", of {len(set(found.groups))} patients or groups, each on one side."
+    text += f", of {len(groups)} patients or groups, each on one side."
     advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
-    return sides, [Finding("too-few-images", text, advice)]
+    return own, sides, [Finding("too-few-images", text, advice)]
 
 
 def _describe(
     hospital: str,
     found: Survey,
     pool: Pool,
+    own: Indices,
     sides: dict[str, Indices],
     chosen: dict[str, object],
     findings: list[Finding],
@@ -176,8 +185,10 @@ def _describe(
     """The card of images that can be used; `findings` may grow later."""
     groups = np.array(found.groups)
     of_class = {
-        name: {side: some[pool.labels[some] == number] for side, some in sides.items()}
-        for number, name in enumerate(pool.classes)
+        pool.classes[number]: {
+            side: some[pool.labels[some] == number] for side, some in sides.items()
+        }
+        for number in np.unique(pool.labels[own])
     }
     patients = _count_each(of_class, lambda some: len(np.unique(groups[some])))
     where = [entry.where for entry in found.entries]
@@ -217,10 +228,10 @@ def _unreadable_file(error: DataError) -> list[Unusable]:
     return []
 
 
-def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
+def _unknown_classes(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
     """Yield a finding for images of unknown classes, if the settings name the classes."""
-    known, total = settings.class_names, len(found.entries)
-    strange = sum(entry.label not in known for entry in found.entries) if known else 0
+    known, total = settings.class_names, len(entries)
+    strange = sum(entry.label not in known for entry in entries) if known else 0
     if strange:
         yield Finding(
             "unknown-classes",
@@ -230,10 +241,10 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _unknown_tasks(found: Survey, settings: Settings) -> Iterator[Finding]:
+def _unknown_tasks(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
     """Yield a finding for images without a task, if the manifest must name the tasks."""
-    last, total = settings.tasks, len(found.entries)
-    unknown = sum(not 1 <= entry.task <= last for entry in found.entries)
+    last, total = settings.tasks, len(entries)
+    unknown = sum(not 1 <= entry.task <= last for entry in entries)
     if unknown and last > 1 and settings.task_cut == "given":
         yield Finding(
             "unknown-tasks",
@@ -294,7 +305,7 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         ),
         (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
         (
-            max(sizes.values()) > UNEVEN * min(sizes.values()),
+            max(sizes.values(), default=0) > UNEVEN * min(sizes.values(), default=0),
             "uneven-classes",
             f"The most frequent class has more than {UNEVEN} times the images of the rarest.",
             "Judge by balanced accuracy, not by accuracy.",
