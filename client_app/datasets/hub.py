@@ -96,12 +96,12 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
         try:
             content = file["bytes"] or read_file(Path(file["path"]))
             image = torch.from_numpy(read_pixels(content, size=form.size))
+            images.append(form.apply(image[None])[0].numpy())
         except (UnusableImage, OSError, TypeError) as error:  # TypeError: there is no image
             reason = str(error) if isinstance(error, UnusableImage) else "is not there"
             raise DataError(
                 f"Image {len(images)} of '{source}', counted from 0, {reason}."
             ) from error
-        images.append(form.apply(image[None])[0].numpy())
     return stack(source, images)
 
 

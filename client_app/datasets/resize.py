@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from client_app.datasets.image import UnusableImage
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings
+
+# Longer sides per shorter side of an image to crop, which is scaled before it is cropped.
+MAX_RATIO = 64
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,11 @@ class Form:
         return cls(settings.image_size, settings.image_fit, settings.image_channels)
 
     def apply(self, images: Tensor) -> Tensor:
-        """Bring uint8 [n, C, H, W] to this form; images that have it stay as they are."""
+        """Bring uint8 [n, C, H, W] to this form; images that have it stay as they are.
+
+        Raises:
+            UnusableImage: The images are too narrow to be cropped.
+        """
         if self.size and images.shape[-2:] != (self.size, self.size):
             images = _FITS[self.fit](images, self.size)
         if images.shape[1] < self.channels:
@@ -42,7 +50,13 @@ def _squash(images: Tensor, size: int) -> Tensor:
 
 
 def _crop(images: Tensor, size: int) -> Tensor:
-    images = _scale(images, size / min(images.shape[-2:]), least=size)
+    height, width = images.shape[-2:]
+    if max(height, width) > MAX_RATIO * min(height, width):
+        raise UnusableImage(
+            f"has {width} x {height} pixels, and with image-fit 'crop' one side may be at most "
+            f"{MAX_RATIO} times the other: cut it, or choose another image-fit"
+        )
+    images = _scale(images, size / min(height, width), least=size)
     top, left = ((side - size) // 2 for side in images.shape[-2:])
     return images[..., top : top + size, left : left + size]
 

@@ -160,6 +160,12 @@ def test_a_broken_file_is_not_named(folder):
     assert "patient" not in str(error.value)
 
 
+def test_an_image_that_is_too_narrow_to_be_cropped_is_refused(folder):
+    save(folder, image=[picture(), picture(size=(65, 1))], label=[0, 0])
+    with pytest.raises(DataError, match=r"^Image 1 of .* has 65 x 1 pixels"):
+        load_hub(str(folder), Form(2, "crop"))
+
+
 def test_what_is_not_there(folder):
     with pytest.raises(DataError, match="There is no folder '/no/such/folder'"):
         load_hub("/no/such/folder", Form())

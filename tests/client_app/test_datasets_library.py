@@ -139,6 +139,15 @@ def test_images_are_brought_to_a_form(fit, size, channels, folder):
     folder.check(opened, form)
 
 
+def test_one_image_that_is_too_narrow_to_be_cropped_is_unusable(folder):
+    folder.draw("0.png", 0)
+    folder.draw("1.png", 1, width=1, height=65)
+    opened = folder.open(Form(2, "crop"))
+
+    assert opened.rows.tolist() == [0, -1]
+    assert opened.reasons[1].startswith("has 1 x 65 pixels")
+
+
 def test_images_stay_as_they_are_without_a_size(folder):
     folder.draw("0.png", 0)
     folder.draw("1.png", 1)
