@@ -158,8 +158,11 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
     if colour in GREY:
         return _decode_grey(dataset, stored)
     if colour == "PALETTE COLOR":
-        bits = dataset.RedPaletteColorLookupTableDescriptor[2]
+        count, first, bits = dataset.RedPaletteColorLookupTableDescriptor
+        # pydicom 3.0 looks values up in the type of the entries: 300 in 8 bits would be 44.
+        stored = stored.clip(np.int32(first), np.int32(first + (count or 2**16) - 1))
         stored = apply_color_lut(stored, dataset)[..., :3]  # without transparency
+        bits = min(bits, 8 * stored.itemsize)  # some devices write 16 for entries of 8 bits
     return (stored >> max(0, bits - 8)).astype(np.uint8)
 
 

@@ -635,6 +635,20 @@ def test_palettes_of_dicom(depth, read):
     assert pixels.tolist() == [[[10, 20]], [[11, 21]], [[12, 22]]]
 
 
+@pytest.mark.parametrize("depth", [8, 16])
+@pytest.mark.parametrize("first", [0, 100])
+def test_values_beyond_a_palette_show_its_ends(depth, first, read):
+    """A palette of 256 entries of 8 bits, 0 to 255, that may claim to have 16 bits."""
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for colour in ("Red", "Green", "Blue"):
+        tags[f"{colour}PaletteColorLookupTableDescriptor"] = [256, first, depth]
+        tags[f"{colour}PaletteColorLookupTableData"] = bytes(range(256))
+    values = np.array([[0, 44, 150, 255, 300, 356, 2**16 - 1]], np.uint16)
+    _, pixels = read(dicom(values, **tags))
+
+    assert pixels.tolist() == [np.clip(values.astype(int) - first, 0, 255).tolist()] * 3
+
+
 @pytest.mark.parametrize(
     ("tags", "reason"),
     [
