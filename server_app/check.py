@@ -33,7 +33,7 @@ DATASETS = {
     "npz:": "<absolute file>",
     "hf:": "<name on the hub, or absolute folder>",
     "folder:": "<absolute folder>",
-    "manifest:": "<absolute folder>",
+    "manifest:": "<absolute folder or file>",
 }
 
 
@@ -131,7 +131,8 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     known = kind + colon in DATASETS and bool(rest.strip()) == bool(colon)
     names = [name + place for name, place in DATASETS.items()]
     require(known, "dataset", dataset, f"one of {', '.join(names)}")
-    sources = rest.split(",") if kind in ("folder", "manifest") else [rest]
+    several = kind in ("folder", "manifest") and hospitals != 1  # one path may have a comma
+    sources = rest.split(",") if several else [rest]
     if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
         wanted = {"npz": "file", "manifest": "folder or file"}.get(kind, "folder")
         for place in _missing_places(kind, sources):
@@ -145,7 +146,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
         fits = hospitals in (None, count)
         allowed = f"one folder for each of {hospitals} hospitals, not {count}"
         require(fits, "dataset", dataset, allowed)
-    elif kind in ("digits", "mnist", "folder") and partition == "site" and hospitals != 1:
+    elif partition == "site" and (kind in ("digits", "mnist") or (kind == "folder" and several)):
         raise SettingsError(
             "The setting 'partition' is 'site', and the data set does not say which site an image "
             f"comes from ('dataset' is {dataset!r}); it must be iid, dirichlet or classes."

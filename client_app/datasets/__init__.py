@@ -235,7 +235,7 @@ def _share(
     on the hospital's own machine, where the hospital has no index.
     """
     kind, _, source = settings.dataset.partition(":")
-    sources = source.split(",")
+    sources = source.split(",") if hospitals > 1 else [source]  # the path may have a comma
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):
         pool, shares = _pool_and_shares(settings, hospitals, store, machine)
         return pool, shares[index], index

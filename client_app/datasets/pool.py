@@ -34,8 +34,8 @@ class Pool:
     # Whether hospitals test on these images at any `test-fraction`; else only if it is 0
     always_held_out: bool = False
     # int64 [N], group of each image, for example its patient. At one hospital, a group is only
-    # trained on or only tested on. The partition `site` keeps a group at one hospital; other
-    # partitions may cut it. None if every image is on its own.
+    # trained on or only tested on; a cut over hospitals may divide it. None if every image is on
+    # its own.
     groups: NDArray[np.int64] | None = None
     # int64 [N], task in which each image arrives, from 1; 0 = unknown. None if unknown for all
     # images.

@@ -203,6 +203,11 @@ def test_several_folders_are_one_for_each_hospital(tmp_path):
     one = f"dataset='folder:{tmp_path}/a' partition='site'"
     assert "'partition' is 'site'" in refused(one, hospitals=2)
     assert judged(one + " min-hospitals=1", hospitals=1)
+    (tmp_path / "Graz, Ost").mkdir()
+    assert judged(f"dataset='folder:{tmp_path}/Graz, Ost' min-hospitals=1", hospitals=1)
+    for dataset in ("digits", "mnist"):  # which know no sites, whoever has them
+        words = refused(f"dataset='{dataset}' partition='site' min-hospitals=1", hospitals=1)
+        assert "the data set does not say which site" in words
 
 
 def test_an_archive_may_name_sites(tmp_path):
