@@ -142,6 +142,12 @@ def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
 def _timm_weights(name: str) -> dict[str, Tensor]:
     """The weights that timm publishes for a network of this name."""
     config = timm_config(name)
+    if not config.has_weights:
+        raise ModelError(
+            f"timm publishes no weights for {name}: choose another 'model', set 'pretrained' to a "
+            "file of its weights, or leave 'pretrained' empty."
+        )
+    page = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
     import timm
 
     try:
@@ -149,9 +155,8 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
     except Exception as error:  # network, cache, file: it fails in many ways
         raise ModelError(
             f"The weights of {name} can neither be read from the cache of Hugging Face nor "
-            f"downloaded from its hub ({type(error).__name__}): download the file of weights of "
-            f"https://huggingface.co/{config.hf_hub_id} elsewhere, and set 'pretrained' to its "
-            "absolute path."
+            f"downloaded ({type(error).__name__}): download the file of weights of {page} "
+            "elsewhere, and set 'pretrained' to its absolute path."
         ) from error
     return trained.state_dict()
 

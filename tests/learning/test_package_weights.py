@@ -44,3 +44,20 @@ def test_a_new_head_starts_near_0_as_torch_draws_it():
 def test_a_network_that_timm_does_not_have_is_named_with_a_near_one(name):
     with pytest.raises(ModelError, match=f"no model '{name[5:]}'; choose .*, such as timm:resnet"):
         replace(LITE0, name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("timm:resnet200", "^timm publishes no weights for timm:resnet200: choose another"),
+        ("timm:gcvit_xtiny", "weights of https://github.com/.*/gcvit_xtiny.* elsewhere"),
+        ("timm:resnet18", "weights of https://huggingface.co/timm/resnet18.* elsewhere"),
+    ],
+)
+def test_weights_that_cannot_be_had_have_a_place_or_none(name, told, monkeypatch):
+    def offline(*_, **__):
+        raise ConnectionError
+
+    monkeypatch.setattr("timm.create_model", offline)
+    with pytest.raises(ModelError, match=told):
+        load_pretrained(torch.nn.Identity(), replace(LITE0, name=name), "imagenet")
