@@ -132,8 +132,8 @@ def _check_header(file: IO[bytes], size: int) -> None:
     npy = np.lib.format
     old = npy.read_magic(file) == (1, 0)
     shape, _, dtype = (npy.read_array_header_1_0 if old else npy.read_array_header_2_0)(file)
-    values = math.prod(side or 1 for side in shape)
-    if dtype.hasobject or not dtype.itemsize > 0 or not 0 < values <= size:
+    values = math.prod(side or 1 for side in shape)  # NumPy leaves out sides of 0
+    if dtype.hasobject or not dtype.itemsize > 0 or not 0 < values <= MOST:
         raise ArchiveError(f"An array has the type {dtype} and the shape {shape!s:.80}.")
     if file.tell() + math.prod(shape) * dtype.itemsize != size:
         raise ArchiveError("An array is cut short, or has no such shape.")

@@ -32,6 +32,14 @@ def test_one_set_becomes_one_pool_that_says_what_was_its_test_set(save):
     assert not pool.always_held_out
 
 
+def test_a_set_without_test_images_is_read(save):
+    large = np.zeros((3, 28, 28), np.uint8)  # more pixels than the file of an empty array has bytes
+    pool = load_npz(save(x_train=large, y_train=[0, 1, 0], x_test=large[:0], y_test=LABELS[:0]))
+
+    assert pool.held_out is not None
+    assert pool.held_out.tolist() == [False] * 3
+
+
 def test_sets_per_hospital_say_site_and_test_set(save):
     """Hospital 0 trains on 2 images and tests on 1, hospital 1 on 1 and 1."""
     bounds = {"train_{}_0": (0, 2), "test_{}_0": (2, 3), "train_{}_1": (3, 4), "test_{}_1": (4, 5)}
