@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from learning.learners.plain import Received
 from learning.learners.prototypes import FedSpace, require_rotation_network
 from learning.learners.sums import Sums
 from learning.packing import pack_memory, pack_optimizer
+from learning.randomness import secret_rng
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.console import Pace
@@ -225,8 +225,8 @@ def _private_steps(
     """The steps of DP-SGD, if the privacy account allows them; and the ε spent so far.
 
     In a simulation each run has an account, and the noise follows from the seed. In a deployment
-    the server knows the seed and could subtract such noise. There the noise comes from the system's
-    entropy.
+    the server knows the seed and could subtract such noise. There the noise comes from a key of 128
+    bits of the system's entropy.
     """
     hospital, order, policy = request.hospital, request.order, request.hospital.policy
     settings.check_learner(order.learner)
@@ -239,8 +239,8 @@ def _private_steps(
     place = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
     spent = Spent(place, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
     total = request.spend(spent, dp.delta)
-    place_of_noise = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
-    secret = np.random.default_rng() if policy else place_of_noise  # of the system's entropy
+    known = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
+    secret = secret_rng() if policy else known
     return PrivateSteps(plan, dp, secret), total
 
 

@@ -79,25 +79,33 @@ class PrivateSteps:
     ) -> Iterator[torch.optim.Optimizer]:
         """The optimizer with clipping and noise; inside, gradients are computed image by image.
 
-        `check_network` has accepted the network.
+        `check_network` has accepted the network. The noise is not torch's: its generators have 32
+        bits of a seed on a CPU and 64 on a GPU, and somebody could try them all.
         """
         from opacus.grad_sample import GradSampleModule  # takes seconds
         from opacus.optimizers import DPOptimizer
 
         watched = GradSampleModule(network)
-        device = next(network.parameters()).device
-        noised = DPOptimizer(
+        batch_size = self.plan.rate * len(np.unique(self.plan.owners))  # on average
+        clipping = DPOptimizer(
             optimizer,
-            noise_multiplier=self.settings.noise_multiplier,
+            noise_multiplier=0.0,  # `add_noise` adds the noise
             max_grad_norm=self.settings.clipping_norm,
-            expected_batch_size=self.plan.rate * len(np.unique(self.plan.owners)),
-            generator=torch.Generator(device).manual_seed(int(self.secret.integers(2**63))),
+            expected_batch_size=batch_size,
         )
+        deviation = self.settings.noise_multiplier * self.settings.clipping_norm / batch_size
+
+        def add_noise(step: DPOptimizer) -> None:
+            for parameter in step.params:
+                drawn = torch.from_numpy(self.secret.standard_normal(parameter.shape, np.float32))
+                parameter.grad.add_(drawn.to(parameter.device), alpha=deviation)
+
+        clipping.attach_step_hook(add_noise)
         with warnings.catch_warnings():
             # opacus needs only gradients of outputs; in torch the first layer has no others.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             try:
-                yield noised
+                yield clipping
             finally:  # after an error the network serves the next visit
                 watched.to_standard_module()
 

@@ -439,7 +439,7 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
     def seed(hospital, learnt):
         secret = (stores[hospital.name] / hospital.name / "figures-secret").read_bytes()
         digest = hmac.digest(secret, job.fingerprint(learnt).encode(), "sha256")
-        return int.from_bytes(digest[:7], "big")
+        return int.from_bytes(digest[:16], "big")
 
     monkeypatch.setattr(buffer, "_seed", seed)
     _, here = run_of(tmp_path / "images", tmp_path / "here", HOSPITALS, FEDER)

@@ -122,7 +122,7 @@ def _seed(hospital: Hospital, learnt: Samples) -> int:
     """
     if hospital.policy and hospital.settings.gan.method == "class-gaussians":
         digest = hmac.digest(secret_of(hospital.store), fingerprint(learnt).encode(), "sha256")
-        return int.from_bytes(digest[:7], "big")
+        return int.from_bytes(digest[:16], "big")
     return int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
 
 

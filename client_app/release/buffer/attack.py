@@ -47,7 +47,8 @@ def attack(
     members = sample(job.learnt, len(job.learnt))  # shuffled, since classes are in order
     first, second = held_out_halves(job)
     limit, halves = release.max_membership, (first.images, second.images)
-    found = attack_buffer(members.images, halves, samples.images, limit, job.seed)
+    seed = job.seed % 2**63  # of the control; torch takes no longer one
+    found = attack_buffer(members.images, halves, samples.images, limit, seed)
     if found.trials and job.hospital.data.whole:
         trial = class_means_trial(members, (first, second), samples)
         found = replace(found, trials=(*found.trials, trial))

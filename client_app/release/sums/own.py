@@ -22,6 +22,7 @@ from client_app.authority.privacy_account import Spent, noise_for, require_delta
 from client_app.datasets import LocalData
 from client_app.request import Request
 from learning.learners.sums import Sums as Learner
+from learning.randomness import secret_rng
 from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
 from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
@@ -149,6 +150,6 @@ class OwnSums:
 
     def _entropy(self) -> np.random.Generator:
         if self.hospital.policy:
-            return np.random.default_rng()
+            return secret_rng()
         seed, task = self.hospital.settings.seed, self.request.order.task
         return rng_for(seed, "sums", task, hospital=self.hospital.name)
