@@ -52,7 +52,7 @@ class Auditor:
         """Set the thresholds, by the likeness of held-out images to training images.
 
         Held-out images that are copies of a training image are left out: they would pull the
-        thresholds to zero.
+        thresholds to zero. One image alone has no spread, so nothing would be near.
 
         Args:
             training: All training images [., C, H, W] uint8, also those that the generator did not
@@ -65,20 +65,21 @@ class Auditor:
             patients: The patient of each training image, int64 [.]; None = not known.
 
         Raises:
-            ValueError: All held-out images are copies of training images.
+            ValueError: Fewer than two different held-out images are left.
         """
         self.training, self.classes, self.quantile = training, classes, quantile
         self.wanted = wanted.unique().tolist()
         self.hashes = set(map(_hash, training))
         kept = ~self._exact_copies(held_out)
-        if not kept.any():
-            raise ValueError(
-                "Every held-out image is a copy of a training image: none is left to compare with."
-            )
         every, labels = held_out[kept], held_out_labels[kept]
         rng = torch.Generator().manual_seed(0)
         chosen = torch.randperm(len(every), generator=rng)[:HELD_OUT].to(every.device)
         unseen, labels = every[chosen], labels[chosen]
+        if len(set(map(_hash, unseen))) < 2:
+            raise ValueError(
+                "To compare with, at least two different test images are needed that are not among "
+                "the training images. Add test images."
+            )
         features = training.is_floating_point()
         self.search = FeatureSearch(training) if features else Search(training, patients)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}

@@ -142,8 +142,16 @@ def test_held_out_copies_do_not_change_the_thresholds():
     images, seen = draw(80, seed=2)
     with_copies = (torch.cat([training[:50], images]), torch.cat([labels[:50], seen]))
     assert torch.equal(auditor(with_copies).ranks.known, auditor().ranks.known)
-    with pytest.raises(ValueError, match="Every held-out image is a copy"):
-        auditor((training[:5], labels[:5]))
+
+
+@pytest.mark.parametrize("others", [[], [0], [0, 0]])
+def test_one_held_out_image_sets_no_threshold(others):
+    """Without a spread every image would have the rank 1, near-copies too."""
+    training, labels = draw(120, seed=1)
+    images, seen = draw(80, seed=2)
+    held_out = (torch.cat([training[:5], images[others]]), torch.cat([labels[:5], seen[others]]))
+    with pytest.raises(ValueError, match="at least two different test images"):
+        auditor(held_out)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def copy_audit(job: Job) -> Auditor:
     """The audit of a hospital's buffer; the hospital's own test images set its scale.
 
     Raises:
-        ReleaseError: There is no test image to compare with.
+        ReleaseError: There are too few test images to compare with.
     """
     data = job.hospital.data
     _, patients = np.unique(data.train.patients, return_inverse=True)
