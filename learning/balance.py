@@ -4,6 +4,7 @@ If one photograph in ten shows a melanoma, a network soon learns to answer no. H
 the same weight: in the loss, or in the number of draws.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,4 +27,9 @@ def focal_losses(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
     classes: -(1 - p)^γ log p, with p the probability of the label. γ = 0 is cross-entropy.
     """
     losses = functional.cross_entropy(logits, labels, reduction="none")
-    return (1 - (-losses).exp()) ** gamma * losses if gamma else losses
+    if not gamma:
+        return losses
+    wrong = 1 - (-losses).exp()
+    if gamma < 1:  # at 0 the slope of the power is infinite
+        wrong = wrong.clamp(min=torch.finfo(wrong.dtype).tiny)
+    return wrong**gamma * losses

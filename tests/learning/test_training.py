@@ -193,6 +193,15 @@ def test_the_focal_loss_by_hand():
     torch.testing.assert_close(focal_losses(logits, labels, 2.0), torch.tensor(expected))
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+def test_the_focal_loss_has_a_gradient_where_an_image_is_right_beyond_doubt(gamma):
+    logits = torch.tensor([[200.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    focal_losses(logits, torch.tensor([0, 0]), gamma).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == [0, 0]
+    assert logits.grad[1].isfinite().all()
+
+
 def test_the_focal_loss_is_of_own_images_and_of_a_buffer():
     model, own = network(), data(6)
     buffer = Samples(data(6).images, torch.tensor([2] * 6))
