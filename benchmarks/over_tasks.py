@@ -211,7 +211,6 @@ def mean_similarity(maps: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 def saliency(network: SaliencyNetwork, samples: Samples) -> Tensor:
     """The saliency network's maps [n, H, W] of some images."""
     parts = [network.look(samples.images[batch])[0] for batch in _batches(samples)]
-    network.known = None
     return torch.cat(parts)
 
 

@@ -133,19 +133,23 @@ class SER(Learner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """A step of the saliency network; then the wrapped learner's loss of the batch [N]."""
+        known: list[Tensor] = []
         if self.network.training:  # not in a warm-up
             state = draws.generator.get_state()
             images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
-            seen, _ = self.network.look(images)
+            seen, features = self.network.look(images)
+            known = [*features, seen]
             self.saliency.zero_grad()
             divergence(maps, seen).backward()
             self.saliency.step()
             draws.generator.set_state(state)  # the wrapped learner has the same view
-        return self.wrapped.observe(batch, draws)
+        with self.network.remember(known):
+            return self.wrapped.observe(batch, draws)
 
     def before_step(self) -> None:
         """The wrapped learner's work before a step."""
-        self.wrapped.before_step()
+        with self.network.remember([]):
+            self.wrapped.before_step()
 
     def after_step(self) -> None:
         """The wrapped learner's work after a step."""

@@ -20,7 +20,8 @@ The decoder is our own and has two layers; the authors use UNISAL's (Droste et a
 and shapes are those of taps.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -69,8 +70,7 @@ class SaliencyNetwork(nn.Module):
     `backbone` builds the encoder and the classifier; `widths` are the channels at each point.
 
     Attributes:
-        known: The encoder's features at each point and, last, the saliency, for the first images of
-            the next pass. None = the encoder sees all images, in its own mode.
+        known: As in `remember`; None = outside of it.
     """
 
     def __init__(
@@ -106,14 +106,22 @@ class SaliencyNetwork(nn.Module):
         return logits
 
     def look(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Saliency [N, H, W] of images as bytes, and the encoder's features at each point.
-
-        Both are used for these images in the next pass, if they are its first ones. From now on the
-        encoder sees other images in eval mode.
-        """
-        *features, maps = found = self._attend(self.scale(images))
-        self.known = [each.detach() for each in found]
+        """Saliency [N, H, W] of images as bytes, and the encoder's features at each point."""
+        *features, maps = self._attend(self.scale(images))
         return maps, features
+
+    @contextmanager
+    def remember(self, known: list[Tensor]) -> Iterator[None]:
+        """In this context the encoder does not see the first images of the first pass again.
+
+        It sees other images in eval mode. `known` are its features of the first images at each
+        point and, last, their saliency; if it is empty, the encoder sees all images.
+        """
+        self.known = [each.detach() for each in known]
+        try:
+            yield
+        finally:  # after an error the network serves the next visit
+            self.known = None
 
     def classifier_parameters(self) -> list[nn.Parameter]:
         """The parameters beside those of the saliency network."""

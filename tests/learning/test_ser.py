@@ -40,8 +40,9 @@ def test_features_of_both_are_multiplied_before_each_relu():
         s = s.relu()
     expected = model.classifier[-1](c.mean(dim=(2, 3)))
     torch.testing.assert_close(model(data().images), expected)
-    model.look(data().images)
-    torch.testing.assert_close(model(data().images), expected)
+    maps, features = model.look(data().images)
+    with model.remember([*features, maps]):
+        torch.testing.assert_close(model(data().images), expected)
 
 
 def test_points_with_a_0_and_the_other_schemes_by_hand():
@@ -73,11 +74,12 @@ def test_no_gradient_of_the_logits_reaches_the_encoder(name):
     with torch.random.fork_rng():
         model: Any = Architecture(name, 1, 32, 32, 3).build()
     images = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
-    maps, _ = model.look(images)
+    maps, features = model.look(images)
     assert maps.shape == (2, 32, 32)
-    for _ in range(2):  # the first pass has the features from above
+    for known in ([*features, maps], []):
         model.zero_grad()
-        logits = model(images)
+        with model.remember(known):
+            logits = model(images)
         functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
         saliency = [*model.encoder.parameters(), *model.decoder.parameters()]
         assert all(each.grad is None for each in saliency)
@@ -102,7 +104,7 @@ def test_the_saliency_network_makes_its_step_first_and_the_classifier_sees_featu
     learner = learner_of(SER, model, ser__learning_rate=0.5)
     learner.begin_epoch(1)
     loss = learner.observe(data(), draws())
-    maps, _ = before.train().look(data().images)
+    maps, features = before.train().look(data().images)
     saliency = divergence(contrast(data().images), maps)
     for part, rate, decay in ((before.encoder, 0.05, 1e-5), (before.decoder, 0.5, 1e-4)):
         named = dict(part.named_parameters())
@@ -111,7 +113,8 @@ def test_the_saliency_network_makes_its_step_first_and_the_classifier_sees_featu
         for (name, old), gradient in zip(named.items(), gradients, strict=True):
             wanted = old.detach() - rate * (gradient + decay * old.detach())
             torch.testing.assert_close(after.get_parameter(name).detach(), wanted)
-    logits = before(data().images)
+    with before.remember([*features, maps]):
+        logits = before(data().images)
     torch.testing.assert_close(loss, functional.cross_entropy(logits, data().labels))
     torch.testing.assert_close(learner.rehearsal()["logits"], logits.detach())
     assert {id(each) for each in learner.trained_parameters()} == {
@@ -134,8 +137,9 @@ def test_kept_images_are_seen_in_eval_mode_and_teach_no_saliency():
     learner.begin_epoch(1)
     other = copy.deepcopy(model).train()
     batch = data()[torch.arange(10)]
-    other.look(batch.images)
-    expected = functional.cross_entropy(other(batch.images), batch.labels)
+    maps, features = other.look(batch.images)
+    with other.remember([*features, maps]):
+        expected = functional.cross_entropy(other(batch.images), batch.labels)
     after = copy.deepcopy(other.encoder.state_dict())
     other.encoder.eval()
     outputs = other(kept["images"])
@@ -188,6 +192,7 @@ def test_any_learner_can_be_wrapped(name):
         assert all(each.grad is not None for each in learner.trained_parameters())
         rehearsal = dict(learner.rehearsal())
         assert rehearsal.keys() == learner.wrapped.rehearsal().keys()
+        assert model.known is None  # the network serves other learners afterwards
 
 
 def test_a_saliency_network_is_trained_alone_and_without_labels():
@@ -204,6 +209,7 @@ def test_a_saliency_network_is_trained_alone_and_without_labels():
     first = network("ser-cnn")
     torch.testing.assert_close(model.classifier.state_dict(), first.classifier.state_dict())
     assert not torch.equal(model.decoder.last.weight, first.decoder.last.weight)
+    assert model(data().images[:7]).shape == (7, 3)  # with features of these images
 
 
 @pytest.mark.parametrize("name", ["ser-cnn", "ser-cnn-sai", "cnn"])
