@@ -247,6 +247,8 @@ class TwF(Learner):
             self.gates.eval()
             present = (fields["tasks"] == self.task).nonzero()[:, 0]
             for rows in present.split(batch_size(fields["images"][0].numel())):
+                if not len(rows):  # the reservoir has no image of the task
+                    continue
                 taught = self._teacher_features(fields["images"][rows])
                 for point, each in enumerate(taught):
                     logits = self.gates[point](each, fields["tasks"][rows])

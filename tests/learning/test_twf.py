@@ -212,6 +212,14 @@ def test_one_step_by_hand():
     assert not any(each.requires_grad for each in learner.teacher.parameters())
 
 
+def test_a_reservoir_without_an_image_of_the_task_is_kept_as_it_is():
+    model = network("cnn")
+    before = {**teacher_of(model), **kept(model, [0, 0])}
+    received = Received(rehearsal=before, memory=gates_of(model), task=2)
+    after = learner_of(TwF, model, received=received, **WEIGHTS).rehearsal()
+    assert_same(before, after)
+
+
 def test_a_masked_loss_of_new_images_has_the_outputs_of_the_task_alone():
     """Labels 0 and 1 of three classes, and no term of gates."""
     model, samples = network("cnn"), data(6)
