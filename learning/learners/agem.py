@@ -13,7 +13,7 @@ Deviation:
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
@@ -21,6 +21,7 @@ from learning.learners.plain import Learner
 from learning.samples import Samples
 from learning.settings import ReservoirSettings
 from learning.stream import add_task, draw_rows, earlier_samples
+from strategies.protocol.settings import Settings, require
 
 
 class TaskMemory(Learner):
@@ -40,6 +41,13 @@ class TaskMemory(Learner):
         count, task = len(self.samples), self.received.task
         share = min(1, self.chosen.size / self.settings.tasks / count)
         self.rows = draw_rows(count, share, self.settings.seed, task) if share else None
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a reservoir with one image of a task: BatchNorm cannot train on one."""
+        size, least = settings.section("reservoir", ReservoirSettings).size, 2 * settings.tasks
+        allowed = f"0, or {least} or more: 2 images of each of the run's tasks"
+        require(not size or size >= least, "reservoir.size", size, allowed)
 
     def draw_kept(self, draws: Draws) -> Samples | None:
         """A draw of `reservoir.batch-size` kept images; None in the first task."""

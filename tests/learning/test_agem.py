@@ -10,9 +10,11 @@ from learning.learners.agem import AGEM
 from learning.learners.fdr import FDR
 from learning.learners.plain import Received
 from learning.samples import Samples
+from strategies.protocol.settings import SettingsError
+from tests.fakes import settings
 from tests.learning.test_cwc import OnePixel, white
 from tests.learning.test_derpp import stream_of_two_tasks
-from tests.learning.test_training import draws, learner_of
+from tests.learning.test_training import data, draws, learner_of, network
 
 STREAM = {"tasks": 2, "num_server_rounds": 2}
 
@@ -71,6 +73,26 @@ def test_each_task_has_its_share_of_the_kept_images(name):
     assert second.rehearsal()["tasks"].bincount().tolist() == [0, 250, 10]
     nothing = learner_of(LEARNERS[name], OnePixel(), many, reservoir__size=0, **STREAM)
     assert nothing.rehearsal() == {}
+
+
+@pytest.mark.parametrize("name", ["agem", "fdr"])
+def test_a_reservoir_has_two_images_of_each_task_or_none(name):
+    """BatchNorm trains on two: a visit in the second task is possible."""
+    for size in (0, 2, 4):
+        chosen = {"reservoir__size": size, **STREAM}
+        if size == 2:
+            with pytest.raises(SettingsError, match=r"'reservoir\.size' is 2; .* 0, or 4 or more"):
+                LEARNERS[name].check_suited(network("cnn"), settings(**chosen))
+            continue
+        LEARNERS[name].check_suited(network("cnn"), settings(**chosen))
+        rehearsal: dict[str, torch.Tensor] = {}
+        for task in (1, 2):
+            received = Received(rehearsal=rehearsal, task=task)
+            learner = learner_of(LEARNERS[name], network("cnn"), data(2), received, **chosen)
+            learner.begin_epoch(1)
+            learner.observe(data(2), draws()).backward()
+            learner.before_step()
+            rehearsal = learner.rehearsal()
 
 
 @pytest.mark.slow
