@@ -33,7 +33,7 @@ from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import LwFSettings
 from learning.stream import restrict
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, require
 
 TEMPERATURE = 2.0  # T
 KEPT = "network."  # prefix of the kept network's keys
@@ -101,9 +101,15 @@ class LwF(FromBefore):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network that cannot be warmed up for the later tasks."""
+        """Refuse a network that cannot be warmed up for the later tasks.
+
+        In a warm-up an optimizer's state that travels would move the outputs of earlier classes.
+        """
         if settings.tasks > 1 and cls.check(settings).warm_up:
             last_layer(model)
+            state = settings.train.optimizer_state
+            allowed = "fresh with lwf, unless lwf.warm-up is 0"
+            require(state == "fresh", "train.optimizer-state", state, allowed)
 
     def begin_epoch(self, epoch: int) -> None:
         """Warm up in epochs below 1, and then train."""

@@ -90,8 +90,14 @@ class MAH(DERpp):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without a known last layer, and future classes without an archive."""
+        """Refuse a network without a known last layer, and future classes without an archive.
+
+        An optimizer's state that travels would belong to other rows after a swap.
+        """
         last_layer(model)
+        state = settings.train.optimizer_state
+        allowed = "fresh with mah, which exchanges rows of weights"
+        require(state == "fresh", "train.optimizer-state", state, allowed)
         chosen = settings.section("mah", MAHSettings).auxiliary
         given = settings.tasks > 1 and settings.task_cut in ("classes", "given")
         allowed = (

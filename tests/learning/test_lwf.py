@@ -102,6 +102,14 @@ def test_the_warm_up_trains_the_outputs_of_new_classes_alone(name):
     assert_same(dict(list(before.items())[:-2]), model.state_dict())
 
 
+def test_an_optimizer_s_state_does_not_travel_into_a_warm_up():
+    """It would move the outputs of earlier classes, which have no gradient."""
+    travels = {"tasks": 2, "num_server_rounds": 2, "train__optimizer_state": "travels"}
+    with pytest.raises(SettingsError, match=r"'train\.optimizer-state' is 'travels'; .*warm-up"):
+        LwF.check_suited(network(), settings(**travels))
+    LwF.check_suited(network(), settings(lwf__warm_up=0, **travels))
+
+
 @pytest.mark.parametrize("first", [1, 3])  # a hospital may have an order of tasks of its own
 def test_later_visits_keep_to_the_same_network_and_do_not_warm_up(first):
     model, samples = second_task()

@@ -218,6 +218,12 @@ def test_a_memory_that_cannot_be_is_refused(memory, words):
         mah(linear(0.0, 0.0, 0.0), pixels(0), memory=memory)
 
 
+def test_an_optimizer_s_state_does_not_travel_with_rows_that_are_exchanged():
+    chosen = settings(train__optimizer_state="travels", mah__auxiliary="public:/a.npz")
+    with pytest.raises(SettingsError, match=r"'train\.optimizer-state' is 'travels'; .*mah"):
+        MAH.check_suited(linear(0.0, 0.0), chosen)
+
+
 @pytest.mark.slow
 def test_output_c_is_class_c_on_a_stream():
     """Digits 0 to 2, then 3 and 4; those from 5 on hold the outputs of 3 and 4 meanwhile."""
