@@ -35,7 +35,8 @@ def rehearse(
         network: The model.
         architecture: Architecture of the model, as JSON.
         tasks: The hospitals' embeddings of each task (strategies/protocol/embeddings.py).
-        settings: Settings of the run; `train.*` apply here, too.
+        settings: Settings of the run, with `train.*` of the round. `train.class-balance` and
+            `train.augment` have no effect: they are for images.
         steps: S_max; each step has `train.batch-size` embeddings, drawn with replacement.
         rng: Decides on the draws, and on the noise of embeddings with means and variances.
 
@@ -54,8 +55,8 @@ def rehearse(
         samples = concatenate(map(_samples, sent))
         rows = torch.from_numpy(rng.integers(len(samples), size=len(share)))
         parts.append(samples[rows])
-    learner = Rehearsal(model, concatenate(parts), settings, Received())
     own = replace(settings.train, class_balance="none", augment="none")
+    learner = Rehearsal(model, concatenate(parts), replace(settings, train=own), Received())
     metrics = train(learner, own, 1, rng, inf)
     return pack_network(model, label).array_records["model"], metrics["train-loss"]
 

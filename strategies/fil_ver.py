@@ -173,7 +173,8 @@ class FilVer(FedAvg):
         )
         rng = rng_for(self.settings.seed, "server training", state.round)
         tasks = [*by_task.values()]
-        rehearsed, loss = rehearse(network, architecture, tasks, self.settings, steps, rng)
+        now = replace(self.settings, train=self.settings.train.round_settings(state.round))
+        rehearsed, loss = rehearse(network, architecture, tasks, now, steps, rng)
         log(INFO, "The server trained %s on embeddings, loss %.3f", amount(steps, "step"), loss)
         return {"model": rehearsed}
 

@@ -115,6 +115,23 @@ def test_the_same_seed_gives_the_same_run_whatever_the_order_of_answers(tmp_path
     assert_same_models(again[0], whole[0])
 
 
+@pytest.mark.slow
+def test_the_server_trains_with_the_round_s_rate_and_without_weights_of_classes(
+    tmp_path, monkeypatch
+):
+    seen = []
+
+    def train(learner, settings, *rest):
+        assert learner.settings.train == settings
+        seen.append((settings.learning_rate, settings.class_balance, learner.class_weights))
+        return {"train-loss": 1.0}
+
+    monkeypatch.setattr("learning.server_training.train", train)
+    changes = {"num_server_rounds": 2, "train__halve_every": 1, "train__class_balance": "loss"}
+    fil_ver(tmp_path, **changes)
+    assert seen == [(0.001, "none", None), (0.0005, "none", None)]
+
+
 def test_what_is_averaged_is_eq_1_by_hand_and_the_encoder_stays_bit_for_bit(tmp_path):
     """Σ N_j w_j / Σ N_j for N = 1 and 3; a mean of the encoder's 0.1 could be another number."""
     strategy = strategy_of(settings(strategy="fil-ver", model="vee", filver__server_steps=0))
