@@ -136,7 +136,7 @@ class Draws:
         A shift is in pixels of the images, so maps of another size are shifted at that size.
         """
         state, views = self.generator.get_state(), []
-        for part in parts:
+        for part in reversed(parts):  # images last: colours need more numbers, none is used again
             self.generator.set_state(state)
             size, own = parts[0].shape[-2:], part.shape[-2:]
             if self.augment in SHIFTING and own != size:
@@ -144,13 +144,13 @@ class Draws:
                 views.append(interpolate(whole, own).to(part.dtype))
             else:
                 views.append(self.view(part))
-        return views
+        return views[::-1]
 
     def draw(self, samples: Samples, count: int) -> Samples:
         """`count` random samples; none is repeated before all were drawn once."""
         times = -(-count // len(samples))
-        drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]
-        return samples[(drawn % len(samples)).to(samples.labels.device)]
+        orders = [torch.randperm(len(samples), generator=self.generator) for _ in range(times)]
+        return samples[torch.cat(orders)[:count].to(samples.labels.device)]
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {

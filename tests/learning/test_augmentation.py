@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from learning.augmentation import AUGMENTATIONS, check_augmentation
+from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, TrainSettings
 from tests.learning.test_training import draws
 
@@ -103,6 +104,24 @@ def test_a_crop_shifts_by_up_to_4_pixels_and_maps_go_along():
     assert shifts == set(range(-4, 5))
     assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.1)
     assert ((changed == 0).all(dim=1) | (changed > 0).all(dim=1)).all()  # black from outside
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_after_maps_no_number_of_the_images_is_drawn_again(name):
+    images = torch.zeros(5, 3, 8, 8, dtype=torch.uint8)
+    alone, beside = draws(augment=name), draws(augment=name)
+    alone.view(images)
+    beside.view_alike(images, images[:, 0] > 0, images[:, 0].float())
+    assert torch.equal(alone.generator.get_state(), beside.generator.get_state())
+
+
+def test_no_sample_is_drawn_again_before_all_were_drawn_once():
+    samples = Samples(torch.zeros(7, 1, 1, 1, dtype=torch.uint8), torch.arange(7))
+    for seed in range(5):
+        drawn = draws(seed).draw(samples, 16).labels
+        assert all(len(each.unique()) == len(each) for each in drawn.split(7))
+        once = torch.randperm(7, generator=draws(seed).generator)[:5]
+        assert torch.equal(draws(seed).draw(samples, 5).labels, once)
 
 
 def test_maps_are_mirrored_turned_scaled_and_moved_and_keep_their_values():
