@@ -57,7 +57,8 @@ def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
         own = synthetic.labels == label
         apart[own] -= drawn[own].mean(dim=0)
     spread = (1 - SHRINKAGE) * apart.T @ apart / len(apart)
-    spread.diagonal().add_(SHRINKAGE * apart.square().mean())
+    # Without a floor there would be no inverse if each class has one synthetic image.
+    spread.diagonal().add_(SHRINKAGE * apart.square().mean().clamp_min(1e-12))
     found = np.zeros(len(images))
     for label in images.labels.unique():
         mine, others = synthetic.labels == label, references.labels == label

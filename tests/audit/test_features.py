@@ -95,6 +95,13 @@ def test_a_mean_in_a_subspace_reveals_them_without_noise(seen, found, monkeypatc
     assert (trial.worth.attack.auc.low > 0.6) == found
 
 
+def test_one_synthetic_feature_of_each_class_can_be_attacked():
+    members, others = samples(40, 1), samples(200, 2)
+    halves = [others[torch.arange(200) // 2 % 2 == k] for k in (0, 1)]
+    trial = class_means_trial(members, (halves[0], halves[1]), members[torch.arange(2)])
+    assert 0 <= trial.worth.attack.auc.value <= 1
+
+
 def test_an_image_of_a_class_without_references_has_no_score():
     members, others = samples(40, 1), samples(200, 2)
     one = others[others.labels == 0]
