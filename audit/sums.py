@@ -10,7 +10,8 @@ by
   Dwork et al., "Robust traceability from trace amounts", FOCS 2015. Held-out images are
   scored against the part of the same patient;
 - span: minus the squared distance of z to the first n_c eigenvectors of G_c. The features of a
-  class with fewer than d images are in this span;
+  class with fewer than d images are in this span. Other classes are left out: every feature is in
+  their span, and would hide those of a small class;
 - likelihood: the log-likelihood of a normal distribution with the class's mean and covariance.
 
 Each attack compares training images with held-out images of the same classes (`contrast`).
@@ -80,11 +81,12 @@ def audit_sums(
 
     Returns:
         The leaks of all attacks. The evidence has `limit` and each attack by its name. An attack is
-        missing if no class has two members and a held-out image.
+        missing if no class for it has two members and a held-out image.
     """
+    small = sent.counts.round() < members.values.shape[1]
     pairs = {
         "difference": _score_by_difference(noise, members, others, rng, scales),
-        "span": _score_by_class(_span, sent, members, others),
+        "span": _score_by_class(_span, sent, members[small[members.labels]], others),
         "likelihood": _score_by_class(_likelihood, sent, members, others),
     }
     found = {
@@ -141,7 +143,7 @@ def _score_by_class(
 def _span(sent: Moments, label: int, z: Tensor) -> Tensor:
     """Scores [n] of features [n, d]: minus the squared distance to the span."""
     vectors = torch.linalg.eigh(sent.seconds[label])[1]  # eigenvalues rise
-    most = min(max(round(sent.counts[label].item()), 1), z.shape[1])
+    most = max(round(sent.counts[label].item()), 1)
     inside = z @ vectors[:, -most:]
     return torch.sub(inside.square().sum(dim=1), z.square().sum(dim=1))
 
