@@ -212,6 +212,8 @@ def test_shadows_tell_what_a_generator_remembers(tmp_path, remembers):
     trial = shadow_attack(job, buffer, others, sampler)
     assert (trial.leak_tpr.low > 0.3) == remembers
     assert len({each.folder for each in learnt}) == len({each.fingerprint for each in learnt}) == 4
+    assert not job.hospital.settings.release.without_privacy
+    assert all(each.hospital.settings.release.without_privacy for each in learnt)
     everyone = len(job.learnt) + len(others)
     assert [len(each.learnt) for each in learnt[:2]] == [-(-everyone // 2), everyone // 2]
 
