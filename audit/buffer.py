@@ -138,7 +138,7 @@ class Attacked:
         if not self.trials:
             return self
         proven = [
-            prove_epsilon(
+            prove_epsilon(  # the threshold is an order statistic of the others, as it may be
                 round(worth.tpr.value * worth.members),
                 worth.members,
                 round(worth.fpr.value * worth.others),

@@ -27,8 +27,10 @@ def prove_epsilon(
 
     The rates are replaced by the ends of their Clopper-Pearson intervals (Biometrika 26, 1934),
     each of which fails with probability (1 - confidence) / 2. Trials must be independent, such as
-    releases of a mechanism with and without a record, and the attack's threshold must not have been
-    chosen on them.
+    releases of a mechanism with and without a record. The attack's threshold must not depend on the
+    trials with the record. It may be the k-th highest score of those without it, with k fixed
+    before, and k - 1 hits: the rate above it has a beta distribution, whose quantiles are the upper
+    ends of Clopper and Pearson.
 
     Args:
         true_positives: Trials with the record in which the attack says that it is there.
