@@ -20,7 +20,7 @@ from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
 SHOWN = 200  # training images with their nearest synthetic image
-CHECKED = 2  # version of the check: increase it with each change, so that buffers are made again
+CHECKED = 3  # version of the check: increase it with each change, so that buffers are made again
 
 
 def make(job: Job) -> Release:
