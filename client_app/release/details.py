@@ -396,7 +396,8 @@ class _Tables:
             if name in figures:
                 least = part[known] @ recalls[known]
                 most = least + part[~known].sum()
-                figures[name] = float(np.clip(figures[name], least, most))
+                # Sums of shares can exceed 1 by rounding, and then no answer may leave.
+                figures[name] = min(float(np.clip(figures[name], least, most)), 1.0)
         if "auroc" in figures:
             areas = [
                 area_between(*(self.shares[f"{part}{k}"] for part in (SENSITIVITY, SPECIFICITY)))

@@ -249,6 +249,15 @@ def test_noised_figures_do_not_contradict_one_another(tmp_path, seed):
         assert told["auroc"]["value"] >= sum(areas) / len(classes) - 1e-9
 
 
+def test_all_figures_of_a_perfect_model_may_leave(tmp_path, monkeypatch):
+    """Of 9 classes, the parts 1/9 of a recall of 1 sum to 1 + 2e-16."""
+    monkeypatch.setattr(Noise, "draw", lambda *_: 1.0)
+    labels = [*range(9)] * 100
+    told = told_of(details(tmp_path, labels, policy="", classes=9), said(saying(labels, 9)))
+    assert told["balanced-accuracy"] == 1
+    assert all(told[name] in METRICS[metric_of(name)] for name in told)
+
+
 @pytest.mark.slow
 def test_a_verdict_with_noise_is_that_of_the_exact_figures(tmp_path):
     """Of 40 verdicts about one is not (pages.figures.compared), and none is the opposite."""
