@@ -3,7 +3,9 @@
 A model may be tested several times in a round: after each of its visits (serial strategies), or
 after each epoch of a visit. Each of these tests is of another version of the model. Figures of a
 visit use the version at its end. `Summary.visits` has every version. All other figures use the
-latest version. Means are over the measured values; a figure without any measurement is NaN.
+latest version. If the last version is undone after its test (strategies/engine/undoing.py) and an
+older one is tested instead, they use the older one. Means are over the measured values; a figure
+without any measurement is NaN.
 Hospitals of a deployment add noise to their figures and round them; they may also withhold them
 (client_app/release/disclosure.py).
 """
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pages.figures import Z
 from strategies.engine.events import Event
@@ -37,34 +39,54 @@ class Version(NamedTuple):
     epochs: int
     lineage: str
 
+    @classmethod
+    def tested(cls, event: Event) -> Self:
+        """The version that is tested."""
+        return cls(event.hop, event.epochs, event.lineage)
+
 
 @dataclass(frozen=True)
 class RoundEvents:
     """The figures of a round, computed from its events."""
 
     number: int  # from 1
-    events: Sequence[Event]  # the successful ones
+    # Its events; and of other rounds the undone visits, in their places among these
+    events: Sequence[Event]
     cross: bool | str  # whether all models are tested everywhere, or a sample: `Strategy.cross`
 
     @cached_property
     def visits(self) -> list[Event]:
-        """The visits."""
-        return visits(self.events)
+        """The successful visits."""
+        return [event for event in visits(self.events) if event.outcome == "ok"]
 
     @cached_property
     def versions(self) -> dict[Version, dict[str, Metrics]]:
         """The tests of each version of a model by hospital, earlier versions first."""
         found: dict[Version, dict[str, Metrics]] = {}
         for event in self.events:
-            if event.verb == "evaluate":
-                version = Version(event.hop, event.epochs, event.lineage)
-                found.setdefault(version, {})[event.hospital] = event.metrics
+            if _is_test(event):
+                found.setdefault(Version.tested(event), {})[event.hospital] = event.metrics
         return {version: found[version] for version in sorted(found)}
+
+    @cached_property
+    def latest(self) -> dict[str, Version]:
+        """The latest version of each model; after an undone one the version that is tested next."""
+        found: dict[str, Version] = {}
+        undone: set[Version] = set()
+        for event in self.events:
+            known = found.get(event.lineage)
+            if _is_test(event):
+                version = Version.tested(event)
+                if known is None or known in undone or version > known:
+                    found[event.lineage] = version
+            elif known and is_undoing(event) and event.hop == known.hop:
+                undone.add(known)
+        return found
 
     @cached_property
     def models(self) -> dict[str, dict[str, Metrics]]:
         """The tests of the latest version of each model, by hospital."""
-        return {version.lineage: tests for version, tests in self.versions.items()}
+        return {name: self.versions[self.latest[name]] for _, _, name in self.versions}
 
     @cached_property
     def tests(self) -> Tests:
@@ -194,6 +216,15 @@ class Round:
     def drop_tests(self) -> "Round":
         """The round without tests of models that are not held; only the latest round needs them."""
         return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held_pairs})
+
+
+def _is_test(event: Event) -> bool:
+    return event.verb == "evaluate" and event.outcome == "ok"
+
+
+def is_undoing(event: Event) -> bool:
+    """Whether hospitals have refused a copy, so that its lineage goes on from an older one."""
+    return event.outcome == "useless" and event.verb != "evaluate"
 
 
 def visits(events: Iterable[Event]) -> list[Event]:

@@ -45,7 +45,7 @@ from pages.verdicts.run import texts
 from server_app import live, wording
 from server_app.data import describe
 from server_app.enrolment import expected_count, plan_of
-from server_app.measures import Round, participants
+from server_app.measures import Round, is_undoing, participants
 from server_app.report import render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
@@ -252,10 +252,13 @@ class Results:
 
     def _put_away(self, measured: Round) -> None:
         """Send a round to the trackers, then forget its successful tests: up to a million."""
-        events = [event for event in self._events if event.round == measured.number]
-        self._feed.round(measured, events, participants(self._events))
+        self._feed.round(measured, self._of(measured.number), participants(self._events))
         tests = (measured.number, "evaluate", "ok")
         self._events = [e for e in self._events if (e.round, e.verb, e.outcome) != tests]
+
+    def _of(self, server_round: int) -> list[Event]:
+        """The `RoundEvents.events` of a round."""
+        return [e for e in self._events if e.round == server_round or is_undoing(e)]
 
     def _all_events(self) -> list[Event]:
         """All events of the run, from its file."""
@@ -321,8 +324,7 @@ class Results:
         self._spoke, self._silence = monotonic(), SILENCE
 
     def _measure(self, server_round: int, seconds: float) -> Round:
-        events = [event for event in self._events if event.round == server_round]
-        measured = measure_round(server_round, events, self._cross, seconds)
+        measured = measure_round(server_round, self._of(server_round), self._cross, seconds)
         if measured.is_evaluated:
             self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)

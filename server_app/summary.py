@@ -458,8 +458,8 @@ _OF_RUN, _OF_ROUND, LABELS = (
 def measure_round(
     number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
 ) -> Round:
-    """The figures of one round, from its events; `cross` is `Strategy.cross`."""
-    known = RoundEvents(number, [event for event in events if event.outcome == "ok"], cross)
+    """The figures of one round, from `RoundEvents.events`; `cross` is `Strategy.cross`."""
+    known = RoundEvents(number, [*events], cross)
     return Round(
         number=number,
         trained=frozenset(event.hospital for event in known.visits),

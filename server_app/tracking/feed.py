@@ -16,7 +16,7 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Round, mean, visits
+from server_app.measures import METRICS, Metrics, Round, RoundEvents, mean, visits
 from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
@@ -67,7 +67,7 @@ class Feed:
         self._tell(lambda tracker: tracker.begin(run, path, settings))
 
     def round(self, measured: Round, events: Sequence[Event], hospitals: Sequence[str]) -> None:
-        """Send a finished round, and the hospitals that have taken part so far."""
+        """Send a round, its `RoundEvents.events`, and the hospitals that took part so far."""
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
@@ -151,14 +151,18 @@ def figures_of(measured: Round, events: Sequence[Event]) -> dict[str, float]:
     found["run/seconds"] = measured.seconds
     of_hospital: dict[str, list[Event]] = {}
     for event in events:
-        of_hospital.setdefault(event.hospital, []).append(event)
+        if event.round == measured.number:
+            of_hospital.setdefault(event.hospital, []).append(event)
+    models = RoundEvents(measured.number, events, cross=False).models
     for hospital, own in sorted(of_hospital.items()):
-        found |= {f"{name}/{hospital}": value for name, value in _hospital_figures(own)}
+        tests = {model: at[hospital] for model, at in models.items() if hospital in at}
+        found |= {f"{name}/{hospital}": value for name, value in _hospital_figures(own, tests)}
     return {name: value for name, value in found.items() if isfinite(value)}
 
 
-def _hospital_figures(events: Sequence[Event]) -> Iterator[tuple[str, float]]:
-    tests = {event.lineage: event.metrics for event in events if event.verb == "evaluate"}
+def _hospital_figures(
+    events: Sequence[Event], tests: Mapping[str, Metrics]
+) -> Iterator[tuple[str, float]]:
     held = [tests.get(event.lineage, {}) for event in events if event.verb == "hand-off"]
     for metric in METRICS:
         for figure, tested in (("federation", tests.values()), ("personalized", held)):

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from client_app.app import app as hospital_app
 from client_app.authority.judge import Judge
 from server_app.app import app as server_app
+from server_app.summary import measure_round
 from strategies.engine.strategy import RunError
 from strategies.engine.undoing import SERVER
 from strategies.protocol.may_leave import Failure
@@ -290,24 +291,42 @@ def test_an_average_that_is_refused_names_no_hospital():
     assert len([e for e in ledger.of("train") if e.round == 3 and e.outcome == "ok"]) == 3
 
 
+class Examiner(CountingHospital):
+    """After the last round it may refuse models that h1 trained last; others find them bad."""
+
+    def __init__(self, name, refusing):
+        super().__init__(name)
+        self.refuses = name in refusing
+
+    def evaluate(self, message, order):
+        told: dict[str, Any] = {}
+        for name in {key.partition("/")[0] for key in message.content if "/" in key}:
+            label = Manifest.read(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
+            bad = order.final and label.visited[-1:] == ["h1"]
+            told |= (
+                {f"{name}/refused": float(Failure.USELESS)}
+                if bad and self.refuses
+                else {f"{name}/accuracy": 0.1 if bad else 0.5}
+            )
+        return Message(RecordDict({"metrics": MetricRecord(told)}), reply_to=message)
+
+
+def test_the_last_figures_are_those_of_the_models_that_the_run_ends_with():
+    """After one round the copy before is the first model, of hop 0; h1 and h3 took the bad one."""
+    hospitals = {100 + k: Examiner(f"h{k}", ["h0", "h2"]) for k in range(4)}
+    state, ledger = counted(hospitals, num_server_rounds=1)
+    labels = [state.shelf.label(model.parcel) for model in state.models.values()]
+    assert "h1" not in {name for label in labels for name in label.visited}
+    tests = measure_round(1, ledger.events, cross=True).tests
+    assert len(tests) == 16
+    assert {test["accuracy"] for test in tests.values()} == {0.5}
+
+
 @pytest.mark.parametrize(("refusing", "undone"), [(["h0"], False), (["h0", "h2"], True)])
 def test_one_of_three_testers_undoes_no_model(refusing, undone):
     """The lineage that h1 trained last is tested by all; h1's own word does not count."""
 
-    class Tester(CountingHospital):
-        def evaluate(self, message, order):
-            told: dict[str, Any] = {}
-            for name in {key.partition("/")[0] for key in message.content if "/" in key}:
-                label = Manifest.read(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
-                bad = order.final and label.visited[-1] == "h1" and self.name in refusing
-                told |= (
-                    {f"{name}/refused": float(Failure.USELESS)}
-                    if bad
-                    else {f"{name}/accuracy": 0.5}
-                )
-            return Message(RecordDict({"metrics": MetricRecord(told)}), reply_to=message)
-
-    state, ledger = counted({100 + k: Tester(f"h{k}") for k in range(4)})
+    state, ledger = counted({100 + k: Examiner(f"h{k}", refusing) for k in range(4)})
     last = {state.shelf.label(model.parcel).visited[-1] for model in state.models.values()}
     assert ("h1" not in last) == undone
     assert (("h1", "useless", "train") in failures(ledger)) == undone

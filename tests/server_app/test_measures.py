@@ -166,6 +166,39 @@ def test_everything_but_visits_is_about_the_latest_version_of_a_model(serial):
     assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.8)
 
 
+def undone_in_round(round_, visit_round=2, hop=2):
+    """A took the copy of `hop` for good, B did not; then both test the copy of hop 1."""
+    return [
+        evaluated(round_, "m", "A", 0.1, hop),
+        Event("evaluate", round_, hop, "B", "m", "useless"),
+        Event("train", visit_round, hop, "C", "m", "useless"),
+        evaluated(round_, "m", "A", 0.7, 1),
+        evaluated(round_, "m", "B", 0.9, 1),
+    ]
+
+
+@pytest.mark.parametrize("visit_round", [1, 2])
+def test_the_figures_of_an_undone_model_are_those_of_the_copy_that_is_tested_instead(visit_round):
+    round_ = measure_round(2, undone_in_round(2, visit_round), cross=True)
+    assert round_.figures["federation_accuracy"] == pytest.approx(0.8)
+    assert round_.trained == frozenset()
+    assert [row["hop"] for row in round_.visits] == [1, 2]  # every version
+
+
+def test_an_undone_model_that_is_not_tested_again_keeps_its_figures():
+    """Also while its tests are under way: without rounds, hospitals refuse it meanwhile."""
+    before = undone_in_round(2)[:3]
+    for after in ([], [evaluated(2, "m", "D", 0.3, 2)]):
+        tests = measure_round(2, [*before, *after], cross=True).tests
+        assert tests.keys() == {("m", "A"), *(("m", event.hospital) for event in after)}
+
+
+def test_an_undone_visit_of_another_round_undoes_no_version_of_this_one(serial):
+    undone = Event("train", 1, 2, "B", "global", "useless")
+    events = [undone, *(event for event in serial if event.round == 2)]
+    assert measure_round(2, events, cross=True).tests == measured(serial, 2)[0].tests
+
+
 def test_after_visit_is_read_from_the_version_that_the_visit_left(serial):
     """A had 0.9 in hand before B changed it to 0.5; B 0.9."""
     assert measured(serial, 1)[0].figures["accuracy_after_visit"] == pytest.approx(0.9)

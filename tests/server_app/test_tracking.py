@@ -5,8 +5,10 @@ import pytest
 from server_app import results as results_module
 from server_app.results import Results
 from server_app.tracking import feed
+from strategies.engine.events import Event
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
+from tests.server_app.conftest import evaluated
 
 
 class Memory:
@@ -96,6 +98,24 @@ def test_figures_of_the_run_and_of_each_hospital_are_those_of_the_summary(memory
     results.finish(state)
     names = ["config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv", "report.html"]
     assert memory.ended == ("completed with failures", names)
+
+
+def test_of_an_undone_model_a_tracker_has_the_figures_of_the_summary(memory, tmp_path):
+    """B was not there to test the older copy, so nothing counts at B."""
+    results, state = opened(tmp_path)
+    for event in [
+        evaluated(1, "A", "A", 0.1, hop=2),
+        evaluated(1, "A", "B", 0.1, hop=2),
+        Event("train", 0, 2, "B", "A", "useless"),
+        evaluated(1, "A", "A", 0.7, hop=1),
+    ]:
+        results.record(event)
+    results.round_finished(1)
+    _, figures = memory.rounds[1]
+    assert figures["run/origin_accuracy"] == figures["federation_accuracy/A"] == 0.7
+    assert "federation_accuracy/B" not in figures
+    assert figures["failures/B"] == 0  # in round 1
+    assert results.finish(state).origin_accuracy == 0.7
 
 
 def test_a_tracker_that_fails_does_not_end_the_run_and_is_told_later(
