@@ -321,9 +321,10 @@ def compare(places: Iterable[Path]) -> Comparison:
             f"most {MOST_CELLS:,} are computed: name fewer folders."
         )
     facts_of = [_facts(list(group.values())) for group in groups.values()]
+    names = _names(facts_of)
     methods = [
-        Method(_name(facts, facts_of), facts, dict(sorted(group.items())))
-        for facts, group in zip(facts_of, groups.values(), strict=True)
+        Method(name, facts, dict(sorted(group.items())))
+        for name, facts, group in zip(names, facts_of, groups.values(), strict=True)
     ]
     return Comparison(sorted(methods, key=attrgetter("name")), left_out)
 
@@ -336,6 +337,15 @@ def _facts(runs: Sequence[CompletedRun]) -> dict[str, Any]:
     images = {"images": sorted(kinds)} if kinds else {}  # they may differ from `dataset`
     known = {"commit": sorted(commits)} if commits else {}
     return {**facts, "hospitals": hospitals, **images, **known}
+
+
+def _names(facts_of: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each method; numbers tell names apart that shortened values make equal."""
+    found: list[str] = []
+    for name in (_name(facts, facts_of) for facts in facts_of):
+        same = (name, *(f"{name} ({number})" for number in range(2, len(facts_of) + 1)))
+        found.append(next(each for each in same if each not in found))
+    return found
 
 
 def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:

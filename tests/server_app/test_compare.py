@@ -129,6 +129,23 @@ def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, stu
     assert Difference(methods[0], methods[4], by_seed).cells[-1] == words
 
 
+def test_methods_with_equal_shortened_values_have_names_of_their_own(tmp_path):
+    """Their paths end in the same 23 letters; at home the first one is higher by 0.3."""
+    for folder, more in (("first", 0.3), ("second", 0.0)):
+        for seed in range(3):
+            pretrained = f"/{folder}/the/same/long/weights.safetensors"
+            values = (0.3 + more, 0.5 + more)
+            run = tmp_path / f"{folder}-{seed}"
+            write_run(run, "cwt", seed, values, pretrained=pretrained)
+    comparison = compare([tmp_path])
+    name = "cwt, pretrained=…ong/weights.safetensors"
+    assert [method.name for method in comparison.methods] == [name, f"{name} (2)"]
+    first = comparison.methods[0]
+    assert first.facts["pretrained"].startswith("/first")
+    assert pair(comparison, [name, f"{name} (2)"]).higher_method == name
+    assert all(f"{name} (2)" in conclusion for conclusion in comparison.conclusions)
+
+
 def test_methods_with_another_split_are_named_and_not_compared(study):
     comparison = compare([study])
     names = ["cwt", "fedavg", "fedprox", "rwt"]
