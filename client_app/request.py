@@ -168,8 +168,9 @@ class Request(Inquiry):
 def _names(key: str) -> set[str]:
     """The figures whose withholding also withholds this metric.
 
-    An interval or noise belongs to its figure, and a figure of a task to the figure of all tasks.
+    An interval or noise belongs to its figure, a figure of a task to the figure of all tasks, and
+    a figure after a visit to the figure after a round.
     """
     name = re.sub("-(low|high|noise)$", "", metric_of(key))
     of_task = name.replace("-in-task-#", "-of-task-#")
-    return {name, of_task, of_task.removesuffix("-of-task-#")}
+    return {name, of_task, re.sub("-(of-task-#|after-visit)$", "", of_task)}

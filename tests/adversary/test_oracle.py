@@ -519,7 +519,7 @@ def test_only_what_a_member_has_signed_for_this_run_and_label_is_tested(sealed):
 
 def test_what_is_withheld_stays(tmp_path):
     policy = OPEN + '[figures]\nwithheld = ["accuracy", "auroc", "train-loss"]\n'
-    victim = Victim(tmp_path, LARGE, policy)
+    victim = Victim(tmp_path, LARGE, policy, config={"strategy": "fedavg"})
     (told,) = victim.figures({"m": victim.constant(0)})
     assert {key for key, value in told.items() if value is not None} == {
         "num-examples",
@@ -529,6 +529,7 @@ def test_what_is_withheld_stays(tmp_path):
     details = victim.ask("evaluate", content, final=True).content["metrics"]
     assert "m/balanced-accuracy-low" in details
     assert not [name for name in details if name.startswith(("m/accuracy", "m/auroc"))]
-    answer = victim.ask("train", victim.constant(0), epochs=1)
-    assert "train-loss" not in answer.content["metrics"]
+    answer = victim.ask("train", victim.constant(0), epochs=1, test=True)
+    assert not answer.has_error(), answer.error
+    assert not {"train-loss", "accuracy-after-visit"} & {*answer.content["metrics"]}
     assert answer.content["metrics"]["num-examples"] == 320
