@@ -241,6 +241,21 @@ def test_the_settings_of_a_run_are_those_that_it_had_at_the_hospital(
             settings_of(past)
 
 
+def test_own_files_of_a_run_leave_only_the_trial_of_synthetic_images_out(
+    place, report, monkeypatch
+):
+    card = {**PastRun.find("graz", place / "store", None).card, "own-settings": ["pretrained=a"]}
+    buffer = Release(Samples(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2), {})
+    monkeypatch.setattr(PastRun, "card", card)
+    monkeypatch.setattr(PastRun, "buffer", buffer)
+    status, errors, written = report(place, *own(place))
+    assert (status, errors) == (0, "")
+    text = text_of(written)
+    assert "Its figures of models are exact" in text
+    assert "the hospital used files of its own" in text
+    assert "Worth for training" not in text
+
+
 def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     run(place, "alone", *own(place))
     past = PastRun.find("graz", place / "store", None)

@@ -24,6 +24,13 @@ from pages.figures import Assessment
 from pages.page import render
 from pages.verdicts.home import judge_home
 from strategies.protocol.files import write_whole
+from strategies.protocol.settings import SettingsError
+
+# The reason why no model trained on the synthetic images alone.
+UNKNOWN = (
+    "The settings of the run here are not known in full: the hospital used files of its own, or "
+    "another version of this app."
+)
 
 
 def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | None) -> str:
@@ -31,9 +38,15 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
 
     Returns:
         The reason why the figures are not exact; empty if they are.
+
+    Raises:
+        SettingsError: A file at home is damaged.
+        ModelError: A model at home is damaged, or cannot be built.
+        OwnError: The policy cannot be read.
+        OSError: The page cannot be written.
     """
     file = past.policy_file(policy)
-    inexact, rows, examined = "", [], None
+    inexact, unexamined, rows, examined = "", "", [], None
     if data_dir is None:
         inexact = "Exact figures need the hospital's images (--data-dir)."
     elif not past.models:
@@ -49,11 +62,14 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
             made = past.buffer
             # At home the hospital has images, and no model for features.
             if made and not made.samples.pixels.is_floating_point():
-                examined = examine(past, made, hospital, details)
+                try:
+                    examined = examine(past, made, hospital, details)
+                except SettingsError:
+                    unexamined = UNKNOWN
         except DataError as error:
             inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)
-    write_whole(to, page(past, rows, inexact, file, examined), private=True)
+    write_whole(to, page(past, rows, inexact, file, examined, unexamined), private=True)
     return inexact
 
 
@@ -63,10 +79,13 @@ def page(
     inexact: str,
     policy: Path | None,
     examined: Examination | None = None,
+    unexamined: str = "",
 ) -> str:
     """Return the page, which needs no other file.
 
     `inexact` is the reason why `rows` are the reported figures; empty if they are exact.
+    `unexamined` is the reason why nothing was trained on the synthetic images; empty if it was, or
+    if there are none.
     """
     return render(
         "hospital",
@@ -86,5 +105,6 @@ def page(
         others=past.other_runs,
         **run.describe(past),
         buffer=buffer.describe(past, examined),
+        unexamined=unexamined,
         **privacy.describe(past, policy),
     )
