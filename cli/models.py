@@ -51,6 +51,7 @@ def predict(
             "run).",
         ),
     ] = None,
+    policy: PolicyFile = None,
     hospital: Hospital = HERE,
     site: Site = SITE,
     store_dir: StoreDir = STORE_DIR,
@@ -76,7 +77,7 @@ def predict(
     predictor = Predictor.load(weights)
     listing = list_images(data)
     if calibrate:
-        predictor, images = predictor.calibrate(calibrate, home)
+        predictor, images = predictor.calibrate(calibrate, home, policy)
         print(f"Temperature {predictor.temperature:.3f}, fitted on {amount(images, 'image')}.")
     done, unusable = write_predictions(predictor, listing, output, show)
     for each in unusable:
@@ -163,16 +164,12 @@ def alone(
     """
     from client_app.afterwards.alone import settings_of, train_alone
     from client_app.afterwards.past_run import PastRun
-    from client_app.authority.policy import Policy
     from strategies.registry import changed_settings
 
     private()
     past = PastRun.find(site, store_dir, run)
     settings = changed_settings(run_config) if run_config else settings_of(past)
-    file = past.policy_file(policy)
-    if past.policies and file is None:
-        raise ValueError("Give the policy of the run (--policy): it selected images.")
-    weights = train_alone(past, settings, data_dir, Policy.read(file) if file else None)
+    weights = train_alone(past, settings, data_dir, past.rules(policy))
     parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
     print(f"{past.alone_file}\nWithout --model, predict now uses {parts}.")
 

@@ -71,8 +71,7 @@ def train_alone(
         ModelError: A model cannot be built or loaded.
         PolicyError: The store would be too large.
     """
-    if not past.models:
-        raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
+    past.require_models()
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
     if settings.strategy == "sums":

@@ -21,7 +21,7 @@ import torch
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture
 from client_app.authority.ledger import Line, path_of, read_to_break
-from client_app.authority.policy import DEFAULTS
+from client_app.authority.policy import DEFAULTS, Policy
 from client_app.release.model_attack import FILE
 from client_app.release.sums.own import FILE as SUMS
 from client_app.run import run_folder
@@ -152,6 +152,15 @@ class PastRun:
                 raise ModelError(f"{path}: {error}") from error
         return found
 
+    def require_models(self) -> None:
+        """Refuse a run without a model at home.
+
+        Raises:
+            SettingsError: There is none.
+        """
+        if not self.models:
+            raise SettingsError(f"No model of the run {self.run} is at home in {self.folder}.")
+
     @property
     def model(self) -> ModelManifest:
         """The manifest of the hospital's own lineage, or of another one if that is not at home."""
@@ -235,6 +244,18 @@ class PastRun:
                 if [digest] == last:
                     return path
         return None
+
+    def rules(self, file: Path | None) -> Policy | None:
+        """The policy in force at the end, in this file or the default one; None = a simulation.
+
+        Raises:
+            SettingsError: Neither was in force.
+            OwnError: The file cannot be read.
+        """
+        chosen = self.policy_file(file)
+        if self.policies and chosen is None:
+            raise SettingsError("Give the policy of the run (--policy): it selected images.")
+        return Policy.read(chosen) if chosen else None
 
     @property
     def classes(self) -> list[str]:

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from client_app.afterwards.home import load_file
-from client_app.authority.identity import known_secret
-from client_app.datasets import open_data
+from client_app.afterwards.past_hospital import reopen_hospital
+from client_app.afterwards.past_run import PastRun
 from client_app.datasets.listing import Listing, Unusable, to_utf8
-from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
 from client_app.errors import DataError
-from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature, temper
 from learning.errors import ModelError
 from learning.evaluation import probabilities
@@ -83,7 +81,7 @@ class Predictor:
         mean = (weights * torch.stack(each).cpu()).sum(dim=0) / sum(self.weights)
         return mean if self.temperature == 1.0 else temper(mean, self.temperature)
 
-    def calibrate(self, folder: Path, home: Path) -> tuple["Predictor", int]:
+    def calibrate(self, folder: Path, home: Path, policy: Path | None) -> tuple["Predictor", int]:
         """Return a predictor with a temperature fitted to images, and the number of these images.
 
         The temperature is never fitted to test images. It is fitted to the validation images of
@@ -91,23 +89,27 @@ class Predictor:
         training images. A model is more confident on these than on new images, so the temperature
         is then at least 1.
 
-        The images are in `folder`, as in the run; `home` is the hospital's own folder.
+        The images are in `folder`, as in the run; `home` is the hospital's own folder; `policy` is
+        the policy of the run, None = the defaults.
 
         Raises:
-            DataError: The images cannot be used.
+            DataError: The images cannot be used, or are not those of the run.
             ModelError: The models are from runs with different test images.
+            SettingsError: The hospital has no model of the run at home, or the policy is another.
         """
         for manifest in self.manifests:
             for key in SPLIT:
                 _check_same(key, self.manifests[0].settings[key], manifest.settings[key])
-        settings = replace(self.settings, dataset=own_data(str(folder.absolute())))
-        secret = known_secret(Store(home))
-        data = open_data(settings, 0, 1, tuple(self.classes), home.parent, secret=secret)
+        for run in dict.fromkeys(manifest.run for manifest in self.manifests):
+            past = PastRun.find(home.name, home.parent, run)
+            past.require_models()
+            data = reopen_hospital(past, folder, past.rules(policy)).data
+        settings = self.settings
         held_out = settings.validation_fraction > 0 or settings.num_folds > 0
         samples = data.test if held_out else data.train
         rows = torch.arange(len(samples)).split(CHUNK)
         scores = torch.cat([self.probabilities(samples[chunk].images) for chunk in rows])
-        temperature = fit_temperature(scores, samples.labels, LOWEST if held_out else 1.0)
+        temperature = fit_temperature(scores, samples.labels.cpu(), LOWEST if held_out else 1.0)
         return replace(self, temperature=temperature), len(samples)
 
 

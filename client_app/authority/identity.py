@@ -118,15 +118,6 @@ def secret_of(store: Store) -> bytes:
     return secret
 
 
-def known_secret(store: Store) -> bytes:
-    """The hospital's secret if it exists; empty otherwise, as in a simulation.
-
-    Raises:
-        OwnError: The file was damaged.
-    """
-    return secret_of(store) if (store.folder / "figures-secret").exists() else b""
-
-
 def _make_once(path: Path, content: bytes) -> None:
     """Make a file for this user alone; of two processes one makes it, and its content holds."""
     own_folder(path.parent)

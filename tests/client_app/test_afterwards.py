@@ -514,8 +514,10 @@ def test_one_image_is_enough(run, call, tmp_path):
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_the_temperature_is_fitted_on_no_test_image(held_out, run, call, tmp_path, monkeypatch):
+def test_the_temperature_is_fitted_on_no_test_image(held_out, call, tmp_path, monkeypatch):
     """On the images that the run validated on, or else trained on, and then it is 1 or more."""
+    fraction = 0.25 if held_out else 0.0
+    run = Finished(tmp_path / "run", num_server_rounds=1, validation_fraction=fraction)
     seen = []
 
     def fit(*given):
@@ -523,32 +525,24 @@ def test_the_temperature_is_fitted_on_no_test_image(held_out, run, call, tmp_pat
         return fit_temperature(*given)
 
     monkeypatch.setattr(predicting, "fit_temperature", fit)
-    fraction = 0.25 if held_out else 0.0
-    network, manifest = load_model(run.home("graz") / "graz.safetensors")
-    changed = replace(manifest, settings={**manifest.settings, "validation-fraction": fraction})
-    save_model(tmp_path / "m.safetensors", network, changed)
+    network, _ = load_model(run.home("graz") / "graz.safetensors")
     draw(tmp_path / "a.png", "upper", 0)
-    status, printed = call(
-        *(
-            "predict",
-            "--model",
-            tmp_path / "m.safetensors",
-            "--calibrate",
-            run.place / "images" / "graz",
-        ),
-        *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
-        *("--store-dir", tmp_path / "store"),
-    )
+    given = ("predict", "--model", "graz", *run.hospital("graz"), "--calibrate")
+    to = ("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv")
+    status, printed = call(*given, run.place / "images" / "graz", *to)
     assert status == 0
-    data = run.data("graz", validation_fraction=fraction)
+    data = run.data("graz")
     used = data.test if held_out else data.train
     ((scores, labels, lowest),) = seen
     assert torch.equal(labels, used.labels)
     assert torch.equal(scores, probabilities(network, used.images, 1e12))
     assert lowest == (LOWEST if held_out else 1.0)
     assert f"fitted on {len(used)} images" in printed.out
-    tested = run.data("graz").test.images
+    tested = run.data("graz", validation_fraction=0.0).test.images
     assert not any((image == used.images).all((1, 2, 3)).any() for image in tested)
+    status, printed = call(*given, run.place / "images" / "linz", *to)
+    assert status == 2
+    assert "These are not the hospital's images of the run" in printed.err
 
 
 def test_models_of_other_images_are_not_mixed(run, call, tmp_path):

@@ -241,6 +241,27 @@ def test_the_settings_of_a_run_are_those_that_it_had_at_the_hospital(
             settings_of(past)
 
 
+def test_a_temperature_is_fitted_only_with_the_images_and_the_policy_of_the_run(
+    place, run, tmp_path
+):
+    """Otherwise it could be fitted on images that the run has tested on."""
+    given = ("--model", "graz", "--data", place / "images", "--output", tmp_path / "out.csv")
+    given += ("--calibrate", place / "images")
+    status, printed = run(place, "predict", *given)
+    assert status == 2
+    assert "Give the policy of the run (--policy)" in printed
+    given += ("--policy", place / "policy.toml")
+    status, printed = run(place, "predict", *given)
+    assert status == 0
+    past, policy = PastRun.find("graz", place / "store", None), Policy.read(place / "policy.toml")
+    train = reopen_hospital(past, place / "images", policy).data.train
+    assert f"fitted on {len(train)} images" in printed
+    next((place / "images" / "a").iterdir()).unlink()
+    status, printed = run(place, "predict", *given)
+    assert status == 2
+    assert "These are not the hospital's images of the run" in printed
+
+
 def test_own_files_of_a_run_leave_only_the_trial_of_synthetic_images_out(
     place, report, monkeypatch
 ):
