@@ -60,6 +60,17 @@ class RoundEvents:
         return [event for event in visits(self.events) if event.outcome == "ok"]
 
     @cached_property
+    def span(self) -> tuple[float, float]:
+        """The times of its first message and its last answer; NaN if unknown.
+
+        A round that does not wait may end after the next one has begun.
+        """
+        # A visit may be undone after its round.
+        own = [e for e in self.events if e.round == self.number and not is_undoing(e)]
+        began = min((e.began for e in own if isfinite(e.began)), default=nan)
+        return began, max((e.time for e in own if isfinite(e.time)), default=nan)
+
+    @cached_property
     def versions(self) -> dict[Version, dict[str, Metrics]]:
         """The tests of each version of a model by hospital, earlier versions first."""
         found: dict[Version, dict[str, Metrics]] = {}
@@ -204,7 +215,15 @@ class Round:
     held_pairs: set[Pair]  # the model that each hospital holds after the round
     figures: dict[str, float]  # means over the round, by their names in `Summary`
     visits: list[dict[str, Any]]  # the rows of `Summary.visits` of this round
-    seconds: float  # from its first message to its last answer
+    # Of its first message and its last answer, in seconds since the start of the run; virtual
+    # seconds in virtual time
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        """The time from its first message to its last answer."""
+        return self.ended - self.began
 
     def held_figures(self, metric: str) -> dict[str, float]:
         """By hospital, a metric of the model that the hospital holds after the round."""

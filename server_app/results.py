@@ -29,7 +29,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from logging import ERROR, INFO
-from math import ceil, inf, isfinite, isnan
+from math import ceil, inf, isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, strftime, time
 from typing import Any, Self
@@ -81,12 +81,14 @@ NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json
 
 @dataclass(frozen=True)
 class _Notes:
-    """The server's part of a checkpoint; `bytes` is the size of metrics.jsonl."""
+    """The server's part of a checkpoint.
+
+    `bytes` is the size of metrics.jsonl, and `rounds` the number of finished rounds.
+    """
 
     bytes: int
     seconds: float
-    seconds_of_rounds: list[float]
-    seconds_of_this_round: float
+    rounds: int
     resumed: int
 
 
@@ -115,14 +117,12 @@ class Results:
         self._feed = Feed(settings)
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
-        self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
         self._noted: tuple[int, Sequence[Awaited]] = (-1, ())  # contents of under-way.json
         self._noted_at = -inf
         self._page = live.LivePage(path)
         self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
-        self._newest_round = -1
 
     @classmethod
     def open(cls, settings: Settings) -> tuple[Self, State]:
@@ -195,13 +195,10 @@ class Results:
         os.truncate(metrics, notes.bytes)
         (self.path / SUMMARY).unlink(missing_ok=True)  # it describes the failure
         self._events = self._all_events()
-        self._newest_round = max((event.round for event in self._events), default=-1)
-        for number, seconds in enumerate(notes.seconds_of_rounds, 1):
-            self._measure(number, seconds)
+        for number in range(1, notes.rounds + 1):
+            self._measure(number)
         self._resumed = notes.resumed + 1
-        now = monotonic()
-        self._began = now - notes.seconds
-        self._round_began = now - notes.seconds_of_this_round
+        self._began = monotonic() - notes.seconds
         self._say(INFO, f"The run of {self.path} goes on")
         return state
 
@@ -213,20 +210,14 @@ class Results:
         """Write a checkpoint from which the run can be resumed."""
         state.shelf.sync(self.path / LOG)
         size = (self.path / LOG).stat().st_size
-        now = monotonic()
-        seconds = [each.seconds for each in self._rounds]
-        of_this = now - self._round_began
-        notes = _Notes(size, now - self._began, seconds, of_this, self._resumed)
+        notes = _Notes(size, monotonic() - self._began, len(self._rounds), self._resumed)
         checkpoint.save(state, asdict(notes))
         self._classes = state.outputs
 
     def record(self, event: Event) -> None:
         """Write one event at once; log a failure or a slow answer."""
-        now = monotonic()
-        if event.round > self._newest_round:
-            self._newest_round, self._round_began = event.round, now - event.seconds
         if isnan(event.time):
-            event = replace(event, time=round(now - self._began, 3))
+            event = replace(event, time=round(monotonic() - self._began, 3))
         if isnan(event.began):
             event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
@@ -239,10 +230,8 @@ class Results:
 
     def round_finished(self, server_round: int) -> None:
         """Measure a round, and log one line about it."""
-        seconds = monotonic() - self._round_began
-        measured = self._measure(server_round, seconds)
-        rounds = self._settings.num_server_rounds
-        left = wording.time_left([each.seconds for each in self._rounds], rounds)
+        measured = self._measure(server_round)
+        rounds, left = self._settings.num_server_rounds, self._seconds_left
         count = expected_count(self._settings, self._events, server_round)
         self._say(INFO, wording.round_line(measured, rounds, count, left))
         self._note_under_way()
@@ -299,7 +288,7 @@ class Results:
 
         def state() -> str:
             rounds, failed = self._settings.num_server_rounds, wording.failures(self._events)
-            left = wording.time_left([each.seconds for each in self._rounds], rounds)
+            left = self._seconds_left
             hospitals = len(participants(self._events))
             return render_part(
                 "state",
@@ -323,8 +312,15 @@ class Results:
         log(level, "%s", text)
         self._spoke, self._silence = monotonic(), SILENCE
 
-    def _measure(self, server_round: int, seconds: float) -> Round:
-        measured = measure_round(server_round, self._of(server_round), self._cross, seconds)
+    @property
+    def _seconds_left(self) -> float:
+        """Estimated seconds until the end of the run; NaN = unknown, as in virtual time."""
+        if self._settings.asynchrony.seconds:
+            return nan
+        return wording.time_left(self._rounds, self._settings.num_server_rounds)
+
+    def _measure(self, server_round: int) -> Round:
+        measured = measure_round(server_round, self._of(server_round), self._cross)
         if measured.is_evaluated:
             self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)

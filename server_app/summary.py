@@ -365,7 +365,7 @@ class Summary:
     )
     # The figures of rounds as lists over the evaluated rounds: their numbers in `round`, in `held`
     # the personalized accuracy of each hospital, in `held_balanced` its balanced accuracy, in
-    # `seconds` the wall time.
+    # `seconds` the time from the first message to the last answer (virtual in virtual time).
     history: dict[str, Any] = run_figure(
         lambda run: measures.history(run.evaluated_rounds, run.last_round.figures, run.hospitals),
         Curves,
@@ -455,9 +455,7 @@ _OF_RUN, _OF_ROUND, LABELS = (
 )
 
 
-def measure_round(
-    number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
-) -> Round:
+def measure_round(number: int, events: Iterable[Event], cross: bool | str) -> Round:
     """The figures of one round, from `RoundEvents.events`; `cross` is `Strategy.cross`."""
     known = RoundEvents(number, [*events], cross)
     return Round(
@@ -469,7 +467,8 @@ def measure_round(
         held_pairs=known.held_pairs,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},
         visits=known.tested_versions(),
-        seconds=seconds,
+        began=known.span[0],
+        ended=known.span[1],
     )
 
 

@@ -26,7 +26,7 @@ from pages.verdicts.run import texts
 from server_app import wording
 from server_app.enrolment import expected_count
 from server_app.live import mark_ended
-from server_app.measures import Round, participants
+from server_app.measures import Round, is_undoing, participants
 from server_app.results import UNDER_WAY, UnderWay
 from server_app.runs import is_under_way
 from server_app.summary import LABELS, Summary, measure_round
@@ -78,8 +78,9 @@ class Followed:
     waits: Sequence[Awaited] = ()  # answers that the server waits for
     summary: Summary | None = None  # None until it has ended
     _read: int = 0  # bytes of metrics.jsonl
-    _ends: dict[int, float] = field(default_factory=dict)  # end of each round, seconds of the run
-    _open: dict[int, list[Event]] = field(default_factory=dict)  # events of unfinished rounds
+    _measured: int = 0  # number of the last round that has been measured
+    # The events of unfinished rounds (`RoundEvents.events`)
+    _open: dict[int, list[Event]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> "Followed":
@@ -96,8 +97,9 @@ class Followed:
 
     @property
     def seconds_left(self) -> float:
-        """Estimated seconds until the end of the run; NaN = unknown."""
-        return wording.time_left([each.seconds for each in self.done], self.rounds)
+        """Estimated seconds until the end of the run; NaN = unknown, as in virtual time."""
+        virtual = self.settings.get("async.seconds")
+        return nan if virtual else wording.time_left(self.done, self.rounds)
 
     def look(self) -> list[Event]:
         """Read the new lines; returns the new events."""
@@ -111,14 +113,14 @@ class Followed:
         for event, end in read_events(self.path / LOG, self._read):
             self._read = end
             new.append(event)
-            self._ends[event.round] = event.time
-            self._open.setdefault(event.round, []).append(event)
+            for number in {event.round} | (self._open.keys() if is_undoing(event) else set()):
+                if number > self._measured:
+                    self._open.setdefault(number, []).append(event)
         self.waits = under_way.waits
         self.finished = self.summary.rounds if self.summary else under_way.rounds
-        for number in sorted(each for each in self._open if 0 < each <= self.finished):
-            events = self._open.pop(number)
-            took = self._ends.get(number, nan) - self._ends.get(number - 1, nan)
-            self.done.append(measure_round(number, events, self._cross, took))
+        for number in sorted(each for each in self._open if each <= self.finished):
+            self.done.append(measure_round(number, self._open.pop(number), self._cross))
+        self._measured = self.finished
         self.events += [each for each in new if each.verb != "evaluate"]
         return new
 

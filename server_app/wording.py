@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from math import isfinite, nan
-from statistics import fmean
 from time import localtime, strftime
 
 from pages.figures import Z
@@ -118,10 +117,15 @@ def main_figures(figures: dict[str, float]) -> list[str]:
     return [name for name in LABELS if name in known - plain]
 
 
-def time_left(seconds: Sequence[float], rounds: int) -> float:
-    """Estimated seconds until the run ends, by those of each finished round; NaN = unknown."""
-    known = [each for each in seconds[-LATELY:] if isfinite(each)]
-    return fmean(known) * (rounds - len(seconds)) if known else nan
+def time_left(done: Sequence[Round], rounds: int) -> float:
+    """Estimated seconds until the run ends, by the ends of its finished rounds; NaN = unknown."""
+    late = done[-LATELY - 1 :]
+    if not late:
+        return nan
+    first, last = late[0], late[-1]
+    passed = last.number - first.number
+    pace = (last.ended - first.ended) / passed if passed else last.seconds
+    return pace * (rounds - last.number)
 
 
 def event_line(event: Event) -> tuple[int, str] | None:

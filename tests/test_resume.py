@@ -569,7 +569,7 @@ def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
 def test_a_checkpoint_of_another_format_is_refused(killed):
     state = killed.results.path / "checkpoint" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "format": 99}))
-    assert "its checkpoint has format 99, this is format 2" in refused(killed)
+    assert "its checkpoint has format 99, this is format 3" in refused(killed)
 
 
 def test_metrics_that_were_cut_are_noticed(killed):

@@ -20,7 +20,7 @@ from strategies.protocol.files import FileError, read_json, replacing
 from strategies.protocol.records import ParcelError
 from strategies.protocol.shapes import ShapeError, ShapeT, from_value
 
-FORMAT = 2
+FORMAT = 3
 STATE = "state.json"
 
 

@@ -245,12 +245,12 @@ def test_a_temperature_is_fitted_only_with_the_images_and_the_policy_of_the_run(
     place, run, tmp_path
 ):
     """Otherwise it could be fitted on images that the run has tested on."""
-    given = ("--model", "graz", "--data", place / "images", "--output", tmp_path / "out.csv")
-    given += ("--calibrate", place / "images")
+    given = ["--model", "graz", "--data", place / "images", "--output", tmp_path / "out.csv"]
+    given += ["--calibrate", place / "images"]
     status, printed = run(place, "predict", *given)
     assert status == 2
     assert "Give the policy of the run (--policy)" in printed
-    given += ("--policy", place / "policy.toml")
+    given += ["--policy", place / "policy.toml"]
     status, printed = run(place, "predict", *given)
     assert status == 0
     past, policy = PastRun.find("graz", place / "store", None), Policy.read(place / "policy.toml")

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import asdict, replace
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 from time import monotonic, time
 
 import numpy as np
@@ -293,6 +293,43 @@ def test_failures_and_long_answers_are_logged_at_once(results, said):
     ]
 
 
+def test_a_round_that_does_not_wait_takes_until_its_last_test(results, monkeypatch):
+    """Round 1 is from 1 s to 20 s; its tests come when a visit of round 2 is over.
+
+    Round 2 is from 8 s to 30 s: one round takes 10 s, and of ten rounds eight are left.
+    """
+    monkeypatch.setattr(module, "NOTE_PAUSE", 0.0)
+    results._settings = settings(num_server_rounds=10)
+    for round_, verb, began, ended in [
+        (1, "train", 1, 9),
+        (2, "train", 8, 15),
+        (1, "evaluate", 10, 20),
+    ]:
+        results.record(Event(verb, round_, 1, "A", "A", began=began, time=ended))
+    results.round_finished(1)
+    results.record(Event("train", 1, 1, "A", "A", "useless", began=25, time=25))
+    results.record(Event("evaluate", 2, 1, "A", "A", began=16, time=30))
+    results.round_finished(2)
+    assert [each.seconds for each in results._rounds] == [19, 22]
+    assert results._seconds_left == 80
+    followed = Followed.open(results.path)
+    followed.look()
+    assert [each.seconds for each in followed.done] == [19, 22]
+    results._settings = settings(num_server_rounds=10, async__seconds="1")
+    assert isnan(results._seconds_left)
+
+
+def test_a_late_undoing_is_no_further_round(results, monkeypatch):
+    monkeypatch.setattr(module, "NOTE_PAUSE", 0.0)
+    followed = Followed.open(results.path)
+    for round_ in (1, 2):
+        results.record(Event("train", 1, 1, "A", "A", "ok" if round_ == 1 else "useless"))
+        results.record(Event("evaluate", round_, 1, "A", "A", metrics={"accuracy": 0.5}))
+        results.round_finished(round_)
+        followed.look()
+    assert [each.number for each in followed.done] == [1, 2]
+
+
 def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, said, monkeypatch):
     """After 30 s, then after 60 more and 120 more; what else is said begins the silence anew."""
     began = monotonic()
@@ -352,8 +389,8 @@ def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(resul
     results.finish(at(results, "A", "B"))
     recorded = [event for event, _ in read_events(results.path / LOG)]
     rounds = [
-        measure_round(n, [event for event in recorded if event.round == n], True, each.seconds)
-        for n, each in enumerate(results._rounds, 1)
+        measure_round(n, [event for event in recorded if event.round == n], cross=True)
+        for n in range(1, 5)
     ]
     expected = asdict(summarise(Record("rwt", recorded, rounds, 0.0, "")))
     told = summary_of(results)
