@@ -81,18 +81,21 @@ def _contents(
     models: dict[str, Manifest],
     now: str,
 ) -> Contents:
-    # A real hospital keys its hashes with a secret; a simulated one has none.
-    real = {
+    # A real hospital keys its hashes with a secret, and has a policy; a simulated one has neither.
+    real = {event.hospital for event in events if event.outcome == "policy"} | {
         hospital
         for hospital, data in summary.data.items()
         if str(data["train"]["fingerprint"]).startswith("keyed-")
     }
-    signed = (
-        "Each hospital judged the settings by its own policy, which stays there, with its ledger "
-        "and its approved code."
-        if real
-        else "The hospitals were simulated: there was no policy, and nobody signed off."
-    )
+    if real:
+        signed = (
+            "Each hospital judged the settings by its own policy, which stays there, with its "
+            "ledger and its approved code."
+        )
+    elif summary.data:
+        signed = "The hospitals were simulated: there was no policy, and nobody signed off."
+    else:
+        signed = "Whether the hospitals were real is not recorded."
     who = join_names(summary.hospitals) if summary.hospitals else "no hospital"
     text = (
         f"Training by {who} with the method {summary.strategy}. {signed} The results of a "
@@ -133,11 +136,12 @@ def _images(data: Mapping[str, Any]) -> str:
     """The facts that the server has about a hospital's images, in words."""
     if not data:
         return "Nothing is known of them."
-    parts = [
-        f"{amount(data[part]['images'] or 0, 'image')} to {part} (hash {data[part]['fingerprint']})"
-        for part in ("train", "test")
-    ]
-    return f"Kind: {data['kind']}. {'; '.join(parts)}."
+    kind, parts = data["kind"] or "not recorded", []
+    for part in ("train", "test"):
+        number, mark = data[part]["images"], data[part]["fingerprint"] or "not recorded"
+        images = "an unknown number of images" if number is None else amount(number, "image")
+        parts.append(f"{images} to {part} (hash {mark})")
+    return f"Kind: {kind}; {'; '.join(parts)}."
 
 
 def _sign_offs(summary: Summary, events: list[Event], real: set[str]) -> Iterator[Check]:

@@ -80,6 +80,32 @@ def test_a_program_reads_who_trained_what_on_what(folder):
     assert "keyed-0000000000000000" in one(crate, "#images-A")["description"]
 
 
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([Event("query.enrol", 0, 0, "A", outcome="policy", reason="No.")], "by its own policy"),
+        ([Event("query.enrol", 0, 0, "A")], "Whether the hospitals were real is not recorded"),
+        ([Event("query.prepare", 0, 0, "A")], "The hospitals were simulated"),
+    ],
+)
+def test_a_run_without_images_is_not_called_a_simulation(events, words, tmp_path):
+    results = Results.open(settings(output_dir=str(tmp_path / "runs"), strategy="rwt"))[0]
+    run(results, events)
+    results.fail(RuntimeError("Nobody takes part."), at(results))
+    copy = shutil.copytree(results.path, tmp_path / results.path.name)
+    crate = rocrate.ROCrate(write_run_crate(copy).parent)
+    assert words in crate.root_dataset["description"]
+
+
+def test_unknown_facts_about_images_are_called_unknown(folder):
+    """B reports no number of images, and no hash of its test images."""
+    crate = rocrate.ROCrate(write_run_crate(folder).parent)
+    assert one(crate, "#images-B")["description"] == (
+        "Kind: manifest; an unknown number of images to train (hash 2222222222222222); an unknown "
+        "number of images to test (hash not recorded)."
+    )
+
+
 def test_a_model_names_the_hospitals_that_trained_it(folder):
     crate = rocrate.ROCrate(write_run_crate(folder).parent)
     makers = one(crate, "parcels/A.npz")["creator"]
