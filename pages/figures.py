@@ -206,6 +206,11 @@ def number(figure: Figure, signed: bool = False) -> str:
     return f"{value} ({' to '.join(ends)})" if ends else value
 
 
+def percent(share: float) -> str:
+    """A share in percent: from 10% on without digits, below with two significant ones."""
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
 def is_noised(rows: Iterable[Assessment]) -> bool:
     """Whether figures of these rows have noise."""
     return any("noise" in (row[name] or ()) for row in rows for name in FIGURES)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
+from pages.figures import percent
 from pages.page import Marked
 
 UNABLE = Marked("cannot tell", "warn")
@@ -97,13 +98,13 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
     """The rows of the checks: question, figure, limit and result."""
     if isfinite(share := figures.get("release-refused", nan)):
         result = FAIL if share else PASS
-        yield Check("Too near, of those that left", f"{share:.1%}", "0.0%", result)
+        yield Check("Too near, of those that left", percent(share), "0%", result)
     if isfinite(share := figures.get("release-discarded", nan)):
         most = float(config["release"]["max-discarded"])
         yield Check(
             "Too near and drawn again, of all that were drawn",
             f"{share:.1%}",
-            f"at most {most:.0%}",
+            f"at most {percent(most)}",
             PASS if share <= most else FAIL,
         )
     if isfinite(rank := figures.get("release-median-rank", nan)):

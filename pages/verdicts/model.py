@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from pages.figures import Assessment, is_noised, mean_over_hospitals, number, size
+from pages.figures import Assessment, is_noised, mean_over_hospitals, number, percent, size
 from strategies.protocol.names import join_names
 
 # `judgement` (pages.page.JUDGED), `text`, the subject `about`, and the `hospital`, `model` and
@@ -193,7 +193,7 @@ def missed_classes(
         most = max(at["recall"]["high"] for at in known)
         if best["recall"]["value"] == 0 and not noised:
             finds = "No model finds an" if several else f"{name} finds no"
-            share = f"0 of {size(best)} (at most {most:.0%} of such images)"
+            share = f"0 of {size(best)} (at most {percent(most)} of such images)"
             text = f"{finds} image of '{best['name']}': {share}.{_operating_point(known)}"
         elif (most if noised else best["recall"]["high"]) < RARELY and (learnt or noised):
             misses, finder = (

@@ -37,8 +37,7 @@ def figures(
     ]
     return {
         "took_part": _participation(summary),
-        # As exact as the policy's limit: a small ε is not 0.
-        "accounts": [[hospital, f"{round(epsilon, 3):g}"] for hospital, epsilon in spent],
+        "accounts": [[hospital, f"{epsilon:.4g}"] for hospital, epsilon in spent],
         "sums": summary.strategy == "sums",
         "delta": flat.get("sums.delta" if summary.strategy == "sums" else "train.dp.delta"),
         "failures": _failures(summary),

@@ -211,13 +211,13 @@ def test_participation_and_failures_are_named():
 
 def test_privacy_accounts_are_shown_where_there_are_any(events):
     told = [
-        replace(e, metrics={**e.metrics, "epsilon-spent": 0.00212}) if e.verb == "train" else e
+        replace(e, metrics={**e.metrics, "epsilon-spent": 0.0004}) if e.verb == "train" else e
         for e in events
     ]
     text = text_of(fake_run(told, train__dp__delta=1e-4).page())
     assert "Privacy accounts Models were trained with differential privacy (DP-SGD)." in text
     assert "δ is 0.0001." in text
-    assert "A 0.002" in text
+    assert "A 0.0004" in text
     text = text_of(fake_run(told, "sums", sums__delta=1e-6).page())
     assert "Privacy accounts Sums of features have noise for differential privacy." in text
     assert "δ is 1e-06." in text
@@ -257,7 +257,8 @@ def test_privacy_is_told_in_words_with_limits_and_results():
     ("figure", "value", "said"),
     [
         ("release-nearer-p", 0.0005, "50% if the generative model remembers no image FAIL"),
-        ("release-refused", 0.1, "10.0% 0.0% FAIL"),
+        ("release-refused", 0.1, "10% 0% FAIL"),
+        ("release-refused", 0.0003, "0.03% 0% FAIL"),
         ("release-discarded", 0.6, "60.0% at most 50% FAIL"),
         ("gan-private", 0.0, "no yes FAIL"),
         ("diversity-synthetic-lpips-vgg", 0.01, "little of the variety"),

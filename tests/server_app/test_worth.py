@@ -187,6 +187,12 @@ def test_the_bound_for_a_class_that_no_model_finds_is_that_of_the_named_images()
     assert text.startswith("No model finds an image of 'melanoma': 0 of 2 images (at most 66% of")
 
 
+def test_a_small_bound_is_not_zero():
+    missed = told(1.0, 0.0) | {"recall-of-class-1-high": 0.0038}
+    ((_, text),) = said(summary_of({("A", "A"): missed}), "class")
+    assert "(at most 0.38% of such images)" in text
+
+
 def test_what_hospitals_hold_comes_first_and_everything_else_second():
     """Each model is inverted at the other hospital: .393 everywhere, and well where it is held."""
     away = told(0.2, 0.1) | {"auroc": 0.286, "auroc-low": 0.2, "auroc-high": 0.37}
