@@ -39,8 +39,8 @@ from strategies.protocol.settings import Settings, complete, rng_for
 
 SPLITS = 5
 METRICS = {"balanced-accuracy": "Balanced accuracy, %", "auroc": "AUROC, %"}
-HOME, ELSEWHERE = "home", "elsewhere"
-MEANS = {HOME: "mean, own patients", ELSEWHERE: "mean, patients of others"}
+# The names of means; no department can have a name with a space.
+HOME, ELSEWHERE = "mean, own patients", "mean, patients of others"
 SETTINGS = {
     "strategy": "sums",
     "num-server-rounds": 1,
@@ -181,13 +181,12 @@ def _mean(pairs: Sequence[tuple[Metrics, Metrics]], metric: str) -> Pair:
 def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
     """The verdict on gains from `measure_gains`, and a table, as text."""
     home, elsewhere = (gains[place]["balanced-accuracy"].difference for place in (HOME, ELSEWHERE))
-    names = {place: MEANS.get(place, place) for place in gains}
-    width = max(map(len, names.values()))
+    width = max(map(len, gains))
     lines = [judge_gain(home, elsewhere)]
     for metric, title in METRICS.items():
         lines += ["", f"{title:{width}}  alone  taking part  difference"]
-        for place, name in names.items():
-            gain = gains[place][metric]
+        for name, metrics in gains.items():
+            gain = metrics[metric]
             alone, shared = (100 * fmean(each) for each in zip(*gain.pairs, strict=True))
             value, interval = points(gain.difference)
             cells = f"{alone:5.1f}  {shared:11.1f}  {value} ({interval})"

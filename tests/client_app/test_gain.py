@@ -49,6 +49,15 @@ def test_a_class_of_the_other_department_is_learnt_by_taking_part(draw, tmp_path
         np.testing.assert_allclose(gains[HOME][metric].pairs, np.mean(both, axis=0))
 
 
+def test_departments_may_have_the_name_of_any_folder(draw, tmp_path):
+    names = ("home", "elsewhere")
+    gains = measure_gains([draw(name, "dark", "light") for name in names], tmp_path / "store", 2)
+    assert list(gains) == [*names, HOME, ELSEWHERE]
+    lines = describe_gains(gains).splitlines()
+    for start in (*names, HOME, ELSEWHERE):
+        assert len([line for line in lines if line.startswith(f"{start} ")]) == len(gain.METRICS)
+
+
 def test_a_department_of_one_class_has_no_auroc(draw, tmp_path):
     folders = [draw("graz", "dark"), draw("linz", "dark", "light")]
     gains = measure_gains(folders, tmp_path / "store", splits=2)
