@@ -95,7 +95,8 @@ class Sums(Strategy):
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """Keep the parcel on its way; a hospital's classifier for home does not leave it."""
         if trained and visit.leg != HOME:
-            state.models[RING] = replace(trained, place=visit.hospital)
+            # No copy to go back to: who gets two states of a ring has the sums between them.
+            state.models[RING] = replace(trained, place=visit.hospital, good="")
 
     def finish_round(self, state: State) -> None:
         """The classifier of a closed ring replaces the one before."""

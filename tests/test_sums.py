@@ -12,10 +12,12 @@ from client_app.datasets import open_data
 from client_app.store import Store
 from learning.sums import RIDGES, Images, Sums, compute_sums, solve
 from strategies.engine.strategy import RunError
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
-from strategies.protocol.sums import check_sums, ring_of
+from strategies.protocol.sums import ADD, CLOSE, HOME, check_sums, ring_of
 from strategies.registry import strategy_of
 from tests import test_sealed_federation as sealing
 from tests.fakes import context, deployment, failing, parcels_of, run_config
@@ -34,8 +36,11 @@ CHOSEN = {
 NAMES = [f"hospital-{k}" for k in range(3)]
 
 
-def federate(tmp_path, failing_at=(), **changes):
-    """Three simulated hospitals; those of `failing_at` fail at each visit."""
+def federate(tmp_path, failing_at=(), refusing=None, **changes):
+    """Three simulated hospitals; those of `failing_at` fail at each visit.
+
+    `refusing` is a hospital and a step of the run, in which it calls each model useless.
+    """
     from client_app.app import app
     from tests.fakes import FakeGrid, Ledger, go
 
@@ -47,12 +52,22 @@ def federate(tmp_path, failing_at=(), **changes):
         def answer(message):
             if message.metadata.message_type == "train" and index in failing_at:
                 return failing(message)
+            if (index, step_of(message)) == refusing:
+                return failing(message, Failure.USELESS)
             return app(message, place)
 
         return answer
 
     ledger, grid = Ledger(), FakeGrid({100 + index: hospital(index) for index in range(3)})
     return go(Settings.parse(config), grid, ledger), ledger, grid
+
+
+def step_of(message):
+    """The round and the leg that a message orders; None if it is no visit."""
+    if message.metadata.message_type != "train":
+        return None
+    order = Order.read(message.content)
+    return order.round, order.leg
 
 
 def total(state):
@@ -94,6 +109,16 @@ def test_each_parcel_on_its_way_has_the_mask_of_the_first_hospital(tmp_path):
     for record in sums[1:]:
         top = (record["seconds"].numpy() < 0).mean()  # the highest bit
         assert 0.4 < top < 0.6
+
+
+@pytest.mark.parametrize(("index", "leg"), [(0, CLOSE), (1, HOME), (2, ADD)])
+def test_a_hospital_that_refuses_the_ring_gets_no_other_state_of_it(tmp_path, index, leg):
+    """Two states of a ring differ by the sums of one hospital, or by the mask."""
+    rounds = {"num_server_rounds": 2, "sums__kappa": 1}
+    _, ledger, grid = federate(tmp_path, refusing=(index, (1, leg)), **rounds)
+    sent = [step_of(m) for m in grid.sent if m.metadata.dst_node_id == 100 + index]
+    assert sent.count((1, leg)) == 1
+    assert [e.outcome for e in ledger.events if e.outcome != "ok"] == ["useless"]
 
 
 def test_a_hospital_that_leaves_is_missing_from_the_next_totals_bit_for_bit(tmp_path):
