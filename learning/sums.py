@@ -120,10 +120,10 @@ def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tens
 
     Lengths are kept on average. Longer vectors are scaled to norm 1.
 
-    `dimensions` is d'; 0 = all, and nothing changes. `rng` decides on the signs, and is the same at
+    `dimensions` is d'; with 0 or d nothing changes. `rng` decides on the signs, and is the same at
     all hospitals.
     """
-    if not dimensions:
+    if dimensions in (0, features.shape[1]):
         return _shorten(features)
     return _shorten(_shorten(features) @ _signs(dimensions, features.shape[1], rng).T)
 
@@ -152,7 +152,8 @@ def _shorten(vectors: Tensor) -> Tensor:
 def solve(total: Sums, ridge: float) -> Tensor:
     """The classifier W of the totals, float [K, d], times `SHARPNESS`; 0 for an absent class.
 
-    With noise, A may have negative eigenvalues, which become 0. `ridge` is λ.
+    With noise, A may have negative eigenvalues. They become 0 if A + λ tr(A)/d I has some, too.
+    `ridge` is λ.
     """
     return _classifier(*_equations(total), ridge)
 
@@ -171,7 +172,10 @@ def _classifier(matrix: Tensor, targets: Tensor, ridge: float) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix + pull * torch.eye(width, dtype=torch.double))
     if failed:
         values, vectors = torch.linalg.eigh(matrix)
-        found = vectors @ ((vectors.T @ targets) / (values.clamp_min(0) + pull)[:, None])
+        values = values.clamp_min(0)
+        values += ridge * values.mean()  # noise can make the trace of A negative
+        inverse = torch.where(values > 0, 1 / values, 0)
+        found = vectors @ (inverse[:, None] * (vectors.T @ targets))
     else:
         found = torch.cholesky_solve(targets, factor)
     return torch.mul(found.T, SHARPNESS).float()

@@ -1,6 +1,7 @@
 """Sums of features: exact addition, and the classifier against that of all images in one place."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -131,6 +132,17 @@ def test_a_projection_keeps_lengths_on_average_and_its_classifier_works_on_featu
     assert whole.numpy() == pytest.approx(z.double().numpy(), abs=1e-6)
 
 
+@pytest.mark.parametrize("dimensions", [0, 2, WIDTH, WIDTH + 3])
+def test_a_lifted_classifier_gives_the_scores_of_projected_features(dimensions):
+    z, labels = images(200)
+    short = 0.3 * z  # nothing is shortened
+    projected = project(short, dimensions, np.random.default_rng(7))
+    head = solve(compute_sums(projected, labels, CLASSES), 0.1)
+    lifted = lift(head, WIDTH, np.random.default_rng(7))
+    expected = projected @ head.double().T
+    assert (short.double() @ lifted.double().T).numpy() == pytest.approx(expected, abs=1e-4)
+
+
 def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
     drawn = random_noise(
         compute_sums(torch.zeros(0, 40), torch.zeros(0), 3), 2.0, np.random.default_rng(0)
@@ -185,8 +197,14 @@ def test_a_patient_changes_the_sums_by_a_norm_of_at_most_1(kind, count):
 
 
 def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
-    total = sums() + random_noise(sums(), 5.0, np.random.default_rng(0))
-    assert solve(total, 0.1).isfinite().all()
+    for seed in range(40):  # of some, the trace of A is negative
+        total = sums(5) + random_noise(sums(), 5.0, np.random.default_rng(seed))
+        assert solve(total, 0.1).isfinite().all()
+
+
+def test_a_negative_semidefinite_a_gives_no_scores():
+    negative = replace(sums(), seconds=-sums().seconds)
+    assert not solve(negative, 0.1).any()
 
 
 def test_own_sums_count_more_where_the_others_have_other_classes():
