@@ -1,6 +1,7 @@
 """Rings of sums of features at real hospitals: totals, classifiers, and what stays at home."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report.privacy import describe
 from client_app.datasets import open_data
+from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
 from learning.sums import RIDGES, Images, Sums, compute_sums, solve
 from strategies.engine.strategy import RunError
@@ -19,6 +21,8 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.sums import ADD, CLOSE, HOME, check_sums, ring_of
 from strategies.registry import strategy_of
+from strategies.sums import RING
+from strategies.sums import Sums as Rings
 from tests import test_sealed_federation as sealing
 from tests.fakes import context, deployment, failing, parcels_of, run_config
 from tests.test_federation import figures, models
@@ -256,11 +260,32 @@ def record(arrays):
     return ArrayRecord({name: Array(each) for name, each in arrays.items()})
 
 
-def test_a_ring_is_read_from_the_visits():
-    assert ring_of(["a", "b", "a", "b", "c"], "a") == ["a", "b", "c"]
-    assert ring_of(["b", "c"], "b") == ["b", "c"]
-    with pytest.raises(ParcelError):
-        ring_of(["b", "c"], "a")
+def test_the_open_ring_is_read_from_the_visits():
+    assert ring_of(["a", "b", "a", "b", "c"]) == ["b", "c"]
+    assert ring_of(["a", "b", "c", "b"]) == ["a", "b", "c", "b"]  # b's sums are in it twice
+    assert ring_of(["a", "b", "a"]) == ring_of([]) == []
+
+
+@pytest.fixture
+def hostile_server(monkeypatch):
+    """A server that sends the ring to the second hospital twice."""
+    plan = Rings.plan
+
+    def plan_again(self, state):
+        if state.hop == 2:
+            return [self.visit(NAMES[1], RING, epochs=1, leg=ADD)]
+        return plan(self, replace(state, hop=state.hop - (state.hop > 2)))
+
+    monkeypatch.setattr(Rings, "plan", plan_again)
+
+
+@pytest.mark.usefixtures("hostile_server")
+def test_a_hospital_adds_its_sums_to_a_ring_once(tmp_path):
+    state, ledger, _ = federate(tmp_path, num_server_rounds=2)
+    first, *others = (own(tmp_path, k) for k in range(3))
+    assert equal(total(state), sum(others, first))
+    failed = [(e.hospital, e.reason) for e in ledger.events if e.outcome != "ok"]
+    assert failed == [(NAMES[1], "This hospital's sums are in this ring already.")] * 2
 
 
 RULES = "images.min-train-patients = 20\nsums.allow = true\n"
@@ -325,6 +350,22 @@ def test_a_ring_of_two_does_not_close(tmp_path, caplog):
         deploy(tmp_path, count=2)
     assert "Refused by the policy: sums.min-hospitals" in caplog.text
     assert run_of(tmp_path, NAMES[0]).names("masks") == ["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hostile_server")
+def test_two_hospitals_are_two_however_often_they_add(tmp_path, caplog, monkeypatch):
+    """The second hospital is hostile, too, and adds twice."""
+    add = RingVisit.add
+
+    def add_in_any_case(self):
+        self.visited = []
+        return add(self)
+
+    monkeypatch.setattr(RingVisit, "add", add_in_any_case)
+    with pytest.raises(RunError):
+        deploy(tmp_path, count=2)
+    assert "Refused by the policy: sums.min-hospitals" in caplog.text
 
 
 @pytest.mark.slow

@@ -68,14 +68,12 @@ def check_sums(record: ArrayRecord, classes: int) -> None:
         raise ParcelError(f"Sums have {d} features; they must have 1 to {WIDEST}.")
 
 
-def ring_of(visited: Sequence[str], first: str) -> list[str]:
-    """The hospitals of the newest ring that a hospital has begun, in order.
+def ring_of(visited: Sequence[str]) -> list[str]:
+    """The visits of the ring that is still open, in order.
 
-    `visited` are the visits of a parcel that has not returned to the first hospital.
-
-    Raises:
-        ParcelError: This hospital has begun no ring.
+    `visited` are all visits of a parcel; a ring closes at the hospital that began it.
     """
-    if first not in visited:
-        raise ParcelError(f"'{first}' has begun no ring of sums.")
-    return [*visited[len(visited) - 1 - visited[::-1].index(first) :]]
+    ring: list[str] = []
+    for hospital in visited:
+        ring = [] if ring and hospital == ring[0] else [*ring, hospital]
+    return ring

@@ -82,6 +82,8 @@ class RingVisit:
 
     def add(self) -> dict[str, float]:
         """Add the hospital's own sums to those that arrived, or to a new mask."""
+        if not self.begins and self.request.hospital.name in ring_of(self.visited):
+            raise ParcelError("This hospital's sums are in this ring already.")
         figures = self.own.release()
         sent, exact = self.own.load_kept()
         if self.begins:
@@ -94,9 +96,11 @@ class RingVisit:
 
     def close(self) -> dict[str, float]:
         """Take the mask off the totals; the network becomes their classifier."""
-        ring = ring_of(self.visited, self.request.hospital.name)
+        ring, name = ring_of(self.visited), self.request.hospital.name
+        if ring[:1] != [name]:
+            raise ParcelError(f"'{name}' has not begun this ring of sums.")
         if policy := self.request.hospital.policy:
-            policy.sums.uphold("min-hospitals", len(ring))
+            policy.sums.uphold("min-hospitals", len({*ring}))
         mask = self.run.load(self._mask)
         if not mask or str(mask.pop("closed", self.arrived_hash)) != self.arrived_hash:
             raise ParcelError("The mask of this ring came off before.")
@@ -113,8 +117,8 @@ class RingVisit:
 
     def solve_at_home(self) -> dict[str, float]:
         """Keep the classifier with own sums counted 1 + κ times; nothing leaves."""
-        *visited, first = self.visited
-        if self.request.hospital.name not in ring_of(visited, first):
+        ring = ring_of(self.visited[:-1])
+        if self.visited[-1:] != ring[:1] or self.request.hospital.name not in ring:
             raise ParcelError("This hospital's sums are not in this ring.")
         sent, exact = self.own.load_kept()
         others = self._arrived_sums(sent) - sent
