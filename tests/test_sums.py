@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from audit.report import Report
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report.privacy import describe
+from client_app.authority.privacy_account import Account
 from client_app.datasets import open_data
 from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
+from learning.intervals import Estimate
 from learning.sums import RIDGES, Images, Sums, compute_sums, solve
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
@@ -384,6 +387,26 @@ def test_a_policy_refuses_sums(tmp_path, caplog, rule, value, changes):
     with pytest.raises(RunError):
         deploy(tmp_path, rules + allowed.partition("\n")[2], **changes)
     assert f"Refused by the policy: {rule} " in caplog.text
+
+
+@pytest.mark.slow
+def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, monkeypatch):
+    attacked = []
+
+    def refuse(sent, *_):
+        attacked.append(sent.counts.tolist())
+        return Report(leaks=(Estimate(1.0, 1.0, 1.0),))
+
+    monkeypatch.setattr("client_app.release.sums.own.audit_sums", refuse)
+    rules = RULES + "sums.max-membership = 0.5\n"
+    with pytest.raises(RunError):
+        deploy(tmp_path, rules, sums__epsilon=0.5, num_server_rounds=2)
+    assert len(attacked) == 6
+    assert sorted(attacked[:3]) == sorted(attacked[3:])
+    for name in NAMES:
+        store = tmp_path / name / "store" / name
+        assert len(Account(store / "privacy.jsonl").read()) == 1
+        assert not run_of(tmp_path, name).names("sums")
 
 
 @pytest.mark.slow

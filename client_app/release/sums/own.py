@@ -1,7 +1,8 @@
 """A hospital's own sums of features, as they leave.
 
-The sums of a task are computed, attacked and noised once in a run, and kept in `sums/<task>` of the
-run's folder, as they leave and exact. So no later ring reveals more of them.
+The sums of a task are computed, noised and attacked once in a run, and kept in `sums/<task>` of the
+run's folder, as they leave and exact. So no later ring reveals more of them. Sums that the attack
+refuses are attacked again in the next ring, with the same noise (`noise/<task>`).
 
 Classes with fewer than `sums.min-class-patients` patients add nothing. With `sums.epsilon` all
 classes add, with noise: whether a class is small would reveal a patient. Then all images of a
@@ -60,16 +61,17 @@ class OwnSums:
         """
         if f"{self.request.order.task}" in self.run.names("sums"):
             return {}
-        exact = self.images.sums()
-        sent = exact.select(self._large_classes)
-        figures: dict[str, float] = {}
+        exact, figures = self.images.sums(), dict[str, float]()
+        large = exact.select(self._large_classes)
+        sent = large
         if self.settings.epsilon:
-            multiplier, figures["epsilon-spent"] = self._spend()
-            sent = sent + random_noise(sent, multiplier, self._entropy())
+            noise, figures = self._draw(large)
+            sent = large + noise
         if self.hospital.policy:
-            self._attack(sent, exact.select(self._large_classes))
+            self._attack(sent, large)
         kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
         self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
+        self.run.discard(self._noise)
         return figures
 
     def load_kept(self) -> tuple[Sums, Sums]:
@@ -82,7 +84,7 @@ class OwnSums:
         )
         return sum(sent[1:], sent[0]), sum(exact[1:], exact[0])
 
-    @property
+    @cached_property
     def _large_classes(self) -> Tensor:
         """The classes that add their sums, bool [K]."""
         images, policy = self.images, self.hospital.policy
@@ -139,6 +141,23 @@ class OwnSums:
     @property
     def _signs(self) -> np.random.Generator:
         return rng_for(self.hospital.settings.seed, "projection")
+
+    @property
+    def _noise(self) -> str:
+        return f"noise/{self.request.order.task}"
+
+    def _draw(self, like: Sums) -> tuple[Sums, dict[str, float]]:
+        """The noise of the task's sums, and the figures of the account once it is drawn.
+
+        It is kept until the sums may leave. So sums that the attack refuses are not drawn again
+        until they pass, and cost their ε once.
+        """
+        if kept := self.run.load(self._noise):
+            return Sums.from_arrays(kept), {}
+        multiplier, spent = self._spend()
+        noise = random_noise(like, multiplier, self._entropy())
+        self.run.save(self._noise, noise.arrays())
+        return noise, {"epsilon-spent": spent}
 
     def _spend(self) -> tuple[float, float]:
         """Note the noised sums in the privacy account: their noise, and ε of all releases."""
