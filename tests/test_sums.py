@@ -395,7 +395,7 @@ def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, mon
 
     def refuse(sent, *_):
         attacked.append(sent.counts.tolist())
-        return Report(leaks=(Estimate(1.0, 1.0, 1.0),))
+        return Report(evidence={"limit": 0.5}, leaks=(Estimate(1.0, 1.0, 1.0),))
 
     monkeypatch.setattr("client_app.release.sums.own.audit_sums", refuse)
     rules = RULES + "sums.max-membership = 0.5\n"
@@ -407,6 +407,7 @@ def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, mon
         store = tmp_path / name / "store" / name
         assert len(Account(store / "privacy.jsonl").read()) == 1
         assert not run_of(tmp_path, name).names("sums")
+        assert not PastRun.find(name, tmp_path / name / "store", None).sent_sums()
 
 
 @pytest.mark.slow

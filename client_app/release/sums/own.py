@@ -94,7 +94,7 @@ class OwnSums:
         return torch.tensor(patients) >= fewest
 
     def _attack(self, sent: Sums, exact: Sums) -> None:
-        """Attack the sums of the task, and write down the result.
+        """Attack the sums of the task, and write down the result if they may leave.
 
         `exact` are the same sums without noise.
 
@@ -118,6 +118,9 @@ class OwnSums:
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
             )
+        for leak in report.leaks:
+            high = leak.high if exceeds(leak, rules.max_membership) else 0.0
+            rules.uphold("max-membership", high)
         noted = {
             "task": self.request.order.task,
             "classes": int(self._large_classes.sum()),
@@ -128,9 +131,6 @@ class OwnSums:
         self.run.folder.mkdir(parents=True, exist_ok=True)
         with (self.run.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(noted) + "\n")
-        for leak in report.leaks:
-            high = leak.high if exceeds(leak, rules.max_membership) else 0.0
-            rules.uphold("max-membership", high)
 
     def _moments(self, sums: Sums) -> Moments:
         """Sums as an attack sees them, in images."""
