@@ -174,9 +174,11 @@ def test_lambda_and_kappa_are_chosen_at_the_hospital(tmp_path, monkeypatch):
     assert torch.equal(seen[0][0].labels, data.train.labels)  # training images alone
 
 
-def test_nothing_is_forgotten_over_tasks(tmp_path):
+@pytest.mark.parametrize("weights", ["images", "equal"])
+def test_nothing_is_forgotten_over_tasks(tmp_path, weights):
     """After the second task the totals are those of all images at once."""
     tasks = {"tasks": 2, "num_server_rounds": 4, "sums__kappa": 0, "partition": "iid"}
+    tasks["sums__weights"] = weights
     state, ledger, _ = federate(tmp_path / "tasks", **tasks)
     assert {event.outcome for event in ledger.events} == {"ok"}
     once, _, _ = federate(tmp_path / "once", **{**tasks, "tasks": 1, "num_server_rounds": 1})

@@ -11,10 +11,13 @@ simulation from the seed.
 """
 
 import json
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from audit.membership import exceeds
@@ -36,8 +39,13 @@ def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Ge
     features = project(data.train.images.flatten(1), settings.dimensions, signs)
     _, owners, images = np.unique(data.train.patients, return_inverse=True, return_counts=True)
     weights = torch.from_numpy(1 / images[owners]) if settings.epsilon else None
-    factor = round(ALIKE / len(owners)) if settings.weights == "equal" else 1
+    factor = factor_for(settings, len(owners))
     return Images(features, data.train.labels.cpu(), owners, len(data.classes), weights, factor)
+
+
+def factor_for(settings: SumsSettings, images: int) -> int:
+    """The whole number that multiplies the sums of a hospital with so many images."""
+    return round(ALIKE / images) if settings.weights == "equal" else 1
 
 
 class OwnSums:
@@ -49,8 +57,8 @@ class OwnSums:
 
     @cached_property
     def images(self) -> Images:
-        """The training images of the task, with their weights."""
-        return training_images(self.hospital.data, self.settings, self._signs)
+        """The training images of the task, without the factor: it depends on all tasks so far."""
+        return replace(training_images(self.hospital.data, self.settings, self._signs), factor=1)
 
     def release(self) -> dict[str, float]:
         """Prepare the sums of the task, unless they are kept; the figures of this.
@@ -70,19 +78,31 @@ class OwnSums:
         if self.hospital.policy:
             self._attack(sent, large)
         kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
+        kept["images"] = np.array(len(self.images.labels))
         self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
         self.run.discard(self._noise)
         return figures
 
     def load_kept(self) -> tuple[Sums, Sums]:
-        """The kept sums of all tasks so far: as they left, and exact."""
-        found = [self.run.load(f"sums/{task}") for task in self.run.names("sums")]
-        parts = [name for name in found[0] if not name.startswith("exact-")]
+        """The sums of all tasks so far, times the factor: as they leave, and exact."""
         sent, exact = (
-            [Sums.from_arrays({name: each[start + name] for name in parts}) for each in found]
+            [Sums.from_arrays({part: each[start + part] for part in SHARES}) for each in self._kept]
             for start in ("", "exact-")
         )
-        return sum(sent[1:], sent[0]), sum(exact[1:], exact[0])
+        return sum(sent[1:], sent[0]) * self._factor, sum(exact[1:], exact[0]) * self._factor
+
+    @property
+    def weighed_images(self) -> Images:
+        """The training images of the task, with the factor of all tasks so far."""
+        return replace(self.images, factor=self._factor)
+
+    @cached_property
+    def _kept(self) -> list[dict[str, NDArray[Any]]]:
+        return [self.run.load(f"sums/{task}") for task in self.run.names("sums")]
+
+    @property
+    def _factor(self) -> int:
+        return factor_for(self.settings, sum(int(each["images"]) for each in self._kept))
 
     @cached_property
     def _large_classes(self) -> Tensor:
@@ -134,8 +154,7 @@ class OwnSums:
 
     def _moments(self, sums: Sums) -> Moments:
         """Sums as an attack sees them, in images."""
-        unit = GRID**2 * self.images.factor
-        counts, firsts, seconds = (each.double() / unit for each in vars(sums).values())
+        counts, firsts, seconds = (each.double() / GRID**2 for each in vars(sums).values())
         return Moments(counts, firsts, unfold(seconds))
 
     @property
