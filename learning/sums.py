@@ -81,13 +81,14 @@ class Images:
     classes: int  # number of classes, K
     weights: Tensor | None = None  # weights of the images, from 0 to 1, float [n]; None = 1
     factor: int = 1  # a whole number that multiplies all weights of the hospital
+    earlier: Sums | None = None  # of the hospital's images of earlier tasks, without the factor
 
     def sums(self, chosen: Tensor | None = None) -> Sums:
-        """The sums of the chosen images, bool [n]; None = all."""
+        """The sums of the chosen images, bool [n], and of all earlier ones; None = all images."""
         rows = torch.ones_like(self.labels, dtype=torch.bool) if chosen is None else chosen
         weights = None if self.weights is None else self.weights[rows]
         found = compute_sums(self.features[rows], self.labels[rows], self.classes, weights)
-        return found * self.factor
+        return (found + self.earlier if self.earlier else found) * self.factor
 
 
 def compute_sums(
@@ -200,9 +201,9 @@ def choose(
 ) -> tuple[float, int]:
     """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
 
-    A fold's classifier is of the others' sums and of the hospital's images outside of the fold. The
-    score is the balanced accuracy of all images, each in its own fold. Of equal scores, the one
-    with the smaller κ and then the larger λ wins.
+    A fold's classifier is of the others' sums and of the hospital's images outside of the fold, with
+    those of earlier tasks. The score is the balanced accuracy of the images, each in its own fold.
+    Of equal scores, the one with the smaller κ and then the larger λ wins.
 
     `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
     values of λ, `kappas` of κ.

@@ -174,6 +174,20 @@ def test_lambda_and_kappa_are_chosen_at_the_hospital(tmp_path, monkeypatch):
     assert torch.equal(seen[0][0].labels, data.train.labels)  # training images alone
 
 
+def test_lambda_and_kappa_are_chosen_with_the_sums_of_earlier_tasks(tmp_path, monkeypatch):
+    """In the ring of the second task, each choice is of all sums: the others' and the own ones."""
+    seen = []
+
+    def choose(others, images, ridges, kappas, rng):
+        seen.append(others + images.sums())
+        return ridges[0], kappas[0]
+
+    monkeypatch.setattr("client_app.release.sums.ring.choose", choose)
+    state, _, _ = federate(tmp_path, tasks=2, num_server_rounds=2, partition="iid")
+    assert len(seen) >= 6
+    assert all(equal(each, total(state)) for each in seen[-3:])
+
+
 @pytest.mark.parametrize("weights", ["images", "equal"])
 def test_nothing_is_forgotten_over_tasks(tmp_path, weights):
     """After the second task the totals are those of all images at once."""

@@ -11,6 +11,7 @@ simulation from the seed.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -85,24 +86,24 @@ class OwnSums:
 
     def load_kept(self) -> tuple[Sums, Sums]:
         """The sums of all tasks so far, times the factor: as they leave, and exact."""
-        sent, exact = (
-            [Sums.from_arrays({part: each[start + part] for part in SHARES}) for each in self._kept]
-            for start in ("", "exact-")
-        )
-        return sum(sent[1:], sent[0]) * self._factor, sum(exact[1:], exact[0]) * self._factor
+        sent, exact = _add(self._kept.values()), _add(self._kept.values(), "exact-")
+        return sent * self._factor, exact * self._factor
 
     @property
-    def weighed_images(self) -> Images:
-        """The training images of the task, with the factor of all tasks so far."""
-        return replace(self.images, factor=self._factor)
+    def all_images(self) -> Images:
+        """The training images of the task, with the exact sums of earlier tasks."""
+        now = f"{self.request.order.task}"
+        earlier = [each for task, each in self._kept.items() if task != now]
+        before = _add(earlier, "exact-") if earlier else None
+        return replace(self.images, factor=self._factor, earlier=before)
 
     @cached_property
-    def _kept(self) -> list[dict[str, NDArray[Any]]]:
-        return [self.run.load(f"sums/{task}") for task in self.run.names("sums")]
+    def _kept(self) -> dict[str, dict[str, NDArray[Any]]]:
+        return {task: self.run.load(f"sums/{task}") for task in self.run.names("sums")}
 
     @property
     def _factor(self) -> int:
-        return factor_for(self.settings, sum(int(each["images"]) for each in self._kept))
+        return factor_for(self.settings, sum(int(each["images"]) for each in self._kept.values()))
 
     @cached_property
     def _large_classes(self) -> Tensor:
@@ -191,3 +192,11 @@ class OwnSums:
             return secret_rng()
         seed, task = self.hospital.settings.seed, self.request.order.task
         return rng_for(seed, "sums", task, hospital=self.hospital.name)
+
+
+def _add(kept: Iterable[Mapping[str, NDArray[Any]]], start: str = "") -> Sums:
+    """The total of kept sums whose names begin with `start`."""
+    first, *more = (
+        Sums.from_arrays({part: each[start + part] for part in SHARES}) for each in kept
+    )
+    return sum(more, first)

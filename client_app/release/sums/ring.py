@@ -151,7 +151,7 @@ class RingVisit:
         settings, hospital = self.own.settings, self.request.hospital
         rng = rng_for(hospital.settings.seed, "folds", hospital=hospital.name)
         ridges = [settings.ridge] if settings.ridge else RIDGES
-        return choose(others, self.own.weighed_images, ridges, kappas, rng)
+        return choose(others, self.own.all_images, ridges, kappas, rng)
 
     def _set(self, head: Tensor | None) -> None:
         """Give the network a classifier [K, d']; None = weights of 0."""
