@@ -142,6 +142,20 @@ def test_a_ring_without_its_first_hospital_begins_at_the_next_one(tmp_path):
     assert equal(total(state), own(tmp_path, 1) + own(tmp_path, 2))
 
 
+def test_each_hospital_keeps_its_own_classifier_at_its_first_visit(tmp_path, monkeypatch):
+    kept = {}
+
+    def keep_own(_, network, label):
+        assert label.lineage not in kept
+        kept[label.lineage] = label.round, network.state_dict()["1.weight"].clone()
+
+    monkeypatch.setattr("client_app.release.sums.ring.keep_own", keep_own)
+    federate(tmp_path, refusing=(2, (1, ADD)), num_server_rounds=3)
+    assert {name: round_ for name, (round_, _) in kept.items()} == dict(zip(NAMES, (1, 1, 2)))
+    for k, (_, head) in enumerate(kept.values()):
+        assert torch.equal(head, solve(own(tmp_path, k), 0.01))
+
+
 def test_the_classifier_for_home_counts_own_sums_more_and_stays(tmp_path):
     kappa = 10
     state, ledger, _ = federate(tmp_path, sums__kappa=kappa)

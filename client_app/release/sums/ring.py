@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own
 from client_app.parcels import pack, unpack
-from client_app.release.details import Details
+from client_app.release.details import ALONE, Details
 from client_app.release.disclosure import open_disclosure
 from client_app.release.sums.own import OwnSums
 from client_app.request import Request
@@ -90,7 +90,7 @@ class RingVisit:
             self.sums = random_mask(sent)
             self.run.save(self._mask, self.sums.arrays())
         self.sums = self._arrived_sums(sent) + sent
-        if self.request.order.round == 1:
+        if ALONE not in self.run.names("."):
             self._keep_alone(exact)
         return figures
 
@@ -168,8 +168,7 @@ class RingVisit:
         ridge, _ = self._choose(exact * 0, [0])
         self._set(solve(exact, ridge))
         name = self.request.hospital.name
-        alone = Manifest(name, self.label.architecture, self.label.classes)
-        alone = replace(alone, round=1, hop=self.label.hop, epochs=1, visited=[name])
+        alone = replace(self.label, lineage=name, visited=[name], parent="")
         alone = Manifest.read(pack_network(self.network, alone))
         Details(self.disclosure).keep_alone(self.network, alone)
         keep_own(self.disclosure, self.network, alone)
