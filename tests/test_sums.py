@@ -151,7 +151,9 @@ def test_each_hospital_keeps_its_own_classifier_at_its_first_visit(tmp_path, mon
 
     monkeypatch.setattr("client_app.release.sums.ring.keep_own", keep_own)
     federate(tmp_path, refusing=(2, (1, ADD)), num_server_rounds=3)
-    assert {name: round_ for name, (round_, _) in kept.items()} == dict(zip(NAMES, (1, 1, 2)))
+    assert {name: round_ for name, (round_, _) in kept.items()} == dict(
+        zip(NAMES, (1, 1, 2), strict=True)
+    )
     for k, (_, head) in enumerate(kept.values()):
         assert torch.equal(head, solve(own(tmp_path, k), 0.01))
 
@@ -319,6 +321,30 @@ def test_a_hospital_adds_its_sums_to_a_ring_once(tmp_path):
     assert equal(total(state), sum(others, first))
     failed = [(e.hospital, e.reason) for e in ledger.events if e.outcome != "ok"]
     assert failed == [(NAMES[1], "This hospital's sums are in this ring already.")] * 2
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_ring_without_its_mask_says_why(tmp_path, monkeypatch, lost):
+    """In round 1 the mask is deleted before the ring is closed; or the server closes it early."""
+    plan = Rings.plan
+
+    def plan_close(self, state):
+        if state.round > 1:
+            return plan(self, state)
+        if state.hop == 2 and lost:
+            (mask,) = (tmp_path / NAMES[0]).glob("runs/*/masks/1.npz")
+            mask.unlink()
+        elif state.hop == 2:
+            state.models["copy"] = state.models[RING]
+            return [self.visit(NAMES[0], RING, epochs=1, leg=CLOSE)]
+        elif "copy" in state.models:
+            state.models[RING] = state.models.pop("copy")
+        return plan(self, replace(state, hop=state.hop - (state.hop > 2 and not lost)))
+
+    monkeypatch.setattr(Rings, "plan", plan_close)
+    _, ledger, _ = federate(tmp_path, num_server_rounds=2)
+    (failed,) = (e.reason for e in ledger.events if e.outcome != "ok")
+    assert ("it was lost" if lost else "came off another parcel") in failed
 
 
 RULES = "images.min-train-patients = 20\nsums.allow = true\n"

@@ -102,8 +102,10 @@ class RingVisit:
         if policy := self.request.hospital.policy:
             policy.sums.uphold("min-hospitals", len({*ring}))
         mask = self.run.load(self._mask)
-        if not mask or str(mask.pop("closed", self.arrived_hash)) != self.arrived_hash:
-            raise ParcelError("The mask of this ring came off before.")
+        if not mask:
+            raise ParcelError("The mask of this ring is not in the hospital's store: it was lost.")
+        if str(mask.pop("closed", self.arrived_hash)) != self.arrived_hash:
+            raise ParcelError("The mask of this ring came off another parcel before.")
         sent, _ = self.own.load_kept()
         total = self._arrived_sums(sent) - Sums.from_arrays(mask)
         if any((each.abs() >= MOST).any() for each in vars(total).values()):
