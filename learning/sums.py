@@ -201,9 +201,9 @@ def choose(
 ) -> tuple[float, int]:
     """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
 
-    A fold's classifier is of the others' sums and of the hospital's images outside of the fold, with
-    those of earlier tasks. The score is the balanced accuracy of the images, each in its own fold.
-    Of equal scores, the one with the smaller κ and then the larger λ wins.
+    A fold's classifier is of the others' sums and of the hospital's images outside of the fold,
+    with those of earlier tasks. The score is the balanced accuracy of the images, each in its own
+    fold. Of equal scores, the one with the smaller κ and then the larger λ wins.
 
     `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
     values of λ, `kappas` of κ.
@@ -250,7 +250,9 @@ def random_mask(like: Sums) -> Sums:
     return like._map(draw, like)
 
 
-def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sums:
+def random_noise(
+    like: Sums, multiplier: float, normal: Callable[[int], NDArray[np.float64]]
+) -> Sums:
     """Gaussian noise for sums in which a patient's weights sum to 1 at most.
 
     The counts, first and second sums of such a patient have norms of at most 1; that of the second
@@ -260,20 +262,17 @@ def random_noise(like: Sums, multiplier: float, rng: np.random.Generator) -> Sum
     smaller by √2. Noise is rounded to whole units: no bit of a floating-point sum reveals an image
     (Mironov, CCS 2012).
 
-    The multiplier is the standard deviation of the noise, in sensitivities.
-
-    Raises:
-        ValueError: Noise does not fit into 64 bits; as whole numbers it would be a constant.
+    The multiplier is the standard deviation of the noise, in sensitivities. `normal` gives so many
+    standard normal numbers. With the smallest ε and δ of a run the multiplier is below 10^4, so the
+    noise is far below 2^63.
     """
     drawn = {
-        name: rng.standard_normal(tensor.shape) * multiplier / SHARES[name] * GRID**2
+        name: normal(tensor.numel()).reshape(tensor.shape) * multiplier / SHARES[name] * GRID**2
         for name, tensor in vars(like).items()
     }
     width = like.firsts.shape[1]
     rows, columns = np.triu_indices(width)
     drawn["seconds"][:, rows != columns] /= 2**0.5
-    if any(np.abs(array).max(initial=0) >= 2**62 for array in drawn.values()):
-        raise ValueError(f"Noise of {multiplier:g} sensitivities does not fit into 64 bits.")
     return Sums.from_arrays(
         {name: np.rint(array).astype(np.int64) for name, array in drawn.items()}
     )

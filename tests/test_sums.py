@@ -14,6 +14,7 @@ from client_app.authority.privacy_account import Account
 from client_app.datasets import open_data
 from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
+from gan.noised_moments import secure_normal
 from learning.intervals import Estimate
 from learning.sums import RIDGES, Images, Sums, compute_sums, solve
 from strategies.engine.strategy import RunError
@@ -447,16 +448,22 @@ def test_a_policy_refuses_sums(tmp_path, caplog, rule, value, changes):
 
 @pytest.mark.slow
 def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, monkeypatch):
-    attacked = []
+    attacked, drawn = [], []
+
+    def draw(count):
+        drawn.append(count)
+        return secure_normal(count)
 
     def refuse(sent, *_):
         attacked.append(sent.counts.tolist())
         return Report(evidence={"limit": 0.5}, leaks=(Estimate(1.0, 1.0, 1.0),))
 
     monkeypatch.setattr("client_app.release.sums.own.audit_sums", refuse)
+    monkeypatch.setattr("client_app.release.sums.own.secure_normal", draw)
     rules = RULES + "sums.max-membership = 0.5\n"
     with pytest.raises(RunError):
         deploy(tmp_path, rules, sums__epsilon=0.5, num_server_rounds=2)
+    assert len(drawn) == 9  # counts, firsts and seconds at each hospital
     assert len(attacked) == 6
     assert sorted(attacked[:3]) == sorted(attacked[3:])
     for name in NAMES:

@@ -243,7 +243,8 @@ def test_no_guarantee_is_so_strong_that_its_noise_is_a_constant(delta):
     with pytest.raises(SettingsError, match=r"'sums\.epsilon' is 1e-30; it must be 0, or 0\.001"):
         strategy_of(Settings.parse(sent))
     sums = compute_sums(torch.eye(8), torch.arange(8), 8)
-    noise = random_noise(sums, noise_for(LEAST_EPSILON, delta), np.random.default_rng(0))
+    normal = np.random.default_rng(0).standard_normal
+    noise = random_noise(sums, noise_for(LEAST_EPSILON, delta), normal)
     for numbers in vars(noise).values():
         assert len(numbers.unique()) == numbers.numel()
 

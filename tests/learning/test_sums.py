@@ -145,7 +145,9 @@ def test_a_lifted_classifier_gives_the_scores_of_projected_features(dimensions):
 
 def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
     drawn = random_noise(
-        compute_sums(torch.zeros(0, 40), torch.zeros(0), 3), 2.0, np.random.default_rng(0)
+        compute_sums(torch.zeros(0, 40), torch.zeros(0), 3),
+        2.0,
+        np.random.default_rng(0).standard_normal,
     )
     rows, columns = torch.triu_indices(40, 40)
     once = drawn.seconds[:, rows == columns], drawn.seconds[:, rows != columns] * 2**0.5
@@ -155,12 +157,6 @@ def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
     ):
         scaled = tensor.double() / GRID**2 * share
         assert scaled.std().item() == pytest.approx(2.0, rel=0.15)
-
-
-def test_noise_that_would_be_a_constant_is_refused():
-    """A number beyond 64 bits becomes the least whole number, in each sum."""
-    with pytest.raises(ValueError, match="does not fit into 64 bits"):
-        random_noise(sums(), 1e12, np.random.default_rng(0))
 
 
 def scaled_norm(patient):
@@ -198,7 +194,7 @@ def test_a_patient_changes_the_sums_by_a_norm_of_at_most_1(kind, count):
 
 def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
     for seed in range(40):  # of some, the trace of A is negative
-        total = sums(5) + random_noise(sums(), 5.0, np.random.default_rng(seed))
+        total = sums(5) + random_noise(sums(), 5.0, np.random.default_rng(seed).standard_normal)
         assert solve(total, 0.1).isfinite().all()
 
 

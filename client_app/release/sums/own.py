@@ -6,8 +6,8 @@ refuses are attacked again in the next ring, with the same noise (`noise/<task>`
 
 Classes with fewer than `sums.min-class-patients` patients add nothing. With `sums.epsilon` all
 classes add, with noise: whether a class is small would reveal a patient. Then all images of a
-patient together weigh as much as one image. The noise comes from the system's entropy; in a
-simulation from the seed.
+patient together weigh as much as one image. The noise comes from the operating system's
+cryptographic generator; in a simulation from the seed.
 """
 
 import json
@@ -26,8 +26,8 @@ from audit.sums import Features, Moments, audit_sums
 from client_app.authority.privacy_account import Spent, noise_for, require_delta
 from client_app.datasets import LocalData
 from client_app.request import Request
+from gan.noised_moments import Normal, secure_normal
 from learning.learners.sums import Sums as Learner
-from learning.randomness import secret_rng
 from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
 from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
@@ -50,7 +50,7 @@ def factor_for(settings: SumsSettings, images: int) -> int:
 
 
 class OwnSums:
-    """The sums of a hospital's images, of all tasks so far."""
+    """The sums of a hospital's images, of all tasks that it has added so far."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.run, self.hospital = request, request.run, request.hospital
@@ -175,7 +175,7 @@ class OwnSums:
         if kept := self.run.load(self._noise):
             return Sums.from_arrays(kept), {}
         multiplier, spent = self._spend()
-        noise = random_noise(like, multiplier, self._entropy())
+        noise = random_noise(like, multiplier, self._normal)
         self.run.save(self._noise, noise.arrays())
         return noise, {"epsilon-spent": spent}
 
@@ -187,11 +187,12 @@ class OwnSums:
         spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
         return multiplier, self.request.spend(spent, delta)
 
-    def _entropy(self) -> np.random.Generator:
+    @property
+    def _normal(self) -> Normal:
         if self.hospital.policy:
-            return secret_rng()
+            return secure_normal
         seed, task = self.hospital.settings.seed, self.request.order.task
-        return rng_for(seed, "sums", task, hospital=self.hospital.name)
+        return rng_for(seed, "sums", task, hospital=self.hospital.name).standard_normal
 
 
 def _add(kept: Iterable[Mapping[str, NDArray[Any]]], start: str = "") -> Sums:
