@@ -17,12 +17,13 @@ arXiv:2405.16240), FedCGS (Guan et al., AAAI 2025, arXiv:2503.06962). A round is
             and is tested there in place of W
 
 A hospital that is away is missing from the ring, and joins the next one. In a run with tasks each
-hospital also adds the sums of its earlier tasks, so nothing is forgotten.
+hospital also adds the sums of its earlier tasks, so nothing is forgotten. A task in which it was
+away is never added.
 
 Deviations:
  1. Sums are of whole numbers modulo 2^64, so addition is exact (learning/sums.py).
  2. Classes weigh alike; in the papers images do. With `sums.weights = "equal"` hospitals do, too:
-    the sums of each are divided by its number of images.
+    the sums of each are divided by its number of images, of all tasks that it has added.
  3. λ is relative to the mean eigenvalue of A. There is no bias. FedCGS has Gaussian naive Bayes in
     the place of the ridge.
  4. Own weight κ, masks and noise are ours.
