@@ -117,13 +117,12 @@ def test(message: Message, context: Context) -> Message:
     clock, hospital, disclosure = request.clock, request.hospital, open_disclosure(request)
     per_class = hospital.settings.evaluate.per_class
     metrics: dict[str, float] = {}
-    models: list[str] = []
+    members: list[Outputs] = []  # of the ensemble, if it was ordered
     images = hospital.data.test.images  # read once: the property may make a copy
     if request.order.task and not disclosure.num_test:
         raise DataError("The hospital has too few test images of the tasks so far.")
     scores: dict[str, Tensor] = {}  # of the newest models, by lineage
-    total = torch.zeros((), device=hospital.device)
-    seen = torch.zeros((), device=hospital.device)
+    none = torch.zeros((), device=hospital.device)
     # Operating points need training images. A task may have none here.
     detailed = request.order.final and len(hospital.data.train) > 0
     details = Details(disclosure) if detailed else None
@@ -140,23 +139,29 @@ def test(message: Message, context: Context) -> Message:
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
             figures = disclosure.test_figures(model, each, per_class=per_class)
+            outputs = Outputs(model, each, none)
             if details and name in latest:
                 outputs = details.outputs(model, network, each)
                 figures = details.figures(outputs, figures)
-                seen, scores[label.lineage] = seen + outputs.seen, each
+                scores[label.lineage] = each
         except REFUSED as error:  # the other models are tested all the same
             figures = {"refused": _log_refusal(name, error)}
         else:
-            models, total = [*models, model], total + each
+            members += [outputs] * request.order.ensemble
             keep_tested(disclosure, network, label, figures)
         metrics |= _prefix(name, figures)
-    if request.order.ensemble and models:
-        model = fingerprint(models)
+    if members:
+        if disclosure.rules:  # sums depend on their order, and each order would be a question
+            members.sort(key=lambda each: each.model)
+        model = fingerprint(sorted((each.model, each.seen.ndim) for each in members))
+        total, seen = (
+            sum((getattr(each, part) for each in members), none) for part in ("test", "seen")
+        )
         try:
             disclosure.admit(model)
             figures = disclosure.test_figures(model, total)
             if details:
-                outputs = Outputs(model, total / len(models), seen / len(models))
+                outputs = Outputs(model, total / len(members), seen / len(members))
                 figures = details.figures(outputs, figures)
             metrics |= _prefix("ensemble", figures)
             keep_ensemble(request, figures)

@@ -32,7 +32,7 @@ patient; no model changes it. The effective number of patients is rounded down t
 numbers of images are rounded as in disclosure.py.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import hypot, isfinite, nan, sqrt
 
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from client_app.authority.policy import PolicyError
 from client_app.errors import line_of
 from client_app.release.agreement import area_between, share_at_point, share_out
-from client_app.release.disclosure import Disclosure, Noised, fingerprint
+from client_app.release.disclosure import Disclosure, Noised
 from client_app.release.noise import COARSEST, SEPARATION
 from client_app.request import log_once
 from client_app.run import ModelCount
@@ -130,7 +130,7 @@ class Details:
         Raises:
             DeadlineError: The deadline has passed.
         """
-        outputs = self.outputs(self.disclosure.fingerprint(network, label), network)
+        outputs = self.outputs(self.disclosure.hash_model(network, label), network)
         arrays = {"test": outputs.test.cpu().numpy(), "seen": outputs.seen.cpu().numpy()}
         about = {"model": outputs.model, "images": self.images}
         named = {name: np.array(text) for name, text in about.items()}
@@ -141,7 +141,8 @@ class Details:
         kept = self.disclosure.request.run.load(ALONE)
         if str(kept.get("images")) != self.images:
             return None
-        return Outputs(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
+        question = self.disclosure.question(str(kept["model"]))
+        return Outputs(question, *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
     def alone_figures(self, outputs: Outputs | None = None) -> dict[str, float]:
         """The figures and details of the hospital's own model, for comparison with others.
@@ -153,8 +154,6 @@ class Details:
         disclosure = self.disclosure
         if (outputs := outputs or self.alone_outputs()) is None:
             return {}
-        if tasks := disclosure.request.order.tasks_so_far:  # they decide the possible answers
-            outputs = replace(outputs, model=fingerprint([outputs.model, tasks]))
         try:
             disclosure.admit(outputs.model)
             figures = disclosure.test_figures(outputs.model, outputs.test)

@@ -15,8 +15,8 @@ simulation has one owner, and its figures are exact):
   second term, any M models together separate two cases of one patient by SEPARATION standard
   deviations or less in each figure (arXiv:1905.02383). A figure with a step above COARSEST does not
   leave.
-- The noise follows from the model, the images and a secret of the hospital. The same question
-  always has the same answer.
+- The noise follows from the question (`Disclosure.question`) and a secret of the hospital. The same
+  question always has the same answer.
 - Models are counted in each run and in each day, also across restarts (client_app.run.ModelCount).
 - Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
   power of sqrt(2), so that steps do not reveal these numbers.
@@ -80,6 +80,7 @@ class Disclosure(ABC):
     The hospital of the request has the images.
 
     Attributes:
+        rules: The policy's rules; None = exact figures.
         smallest: Smallest number of patients of a class in figures.
         most: Largest number of models that may be tested; None = any number.
         chosen: Rows [n] of the test images in figures.
@@ -89,6 +90,7 @@ class Disclosure(ABC):
         tasks: Tasks of these test images [n]; None without tasks.
     """
 
+    rules: FigureRules | None = None
     smallest = 1
     most: int | None = None
 
@@ -112,15 +114,24 @@ class Disclosure(ABC):
         return large_class_rows(self.owners, self.data.train.strata, self.smallest)
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
-        """A hash of a model with the layers that stay here; empty if nothing uses it.
+        """A hash of a question: see `question`."""
+        return self.question(self.hash_model(network, label))
 
-        The server can choose images, for example by tasks. The same model on other images is
-        another question: it is counted again, and has other noise.
+    def question(self, model: str) -> str:
+        """A hash of a model (`hash_model`) and of all else that decides its figures.
+
+        The server can choose images and possible answers, for example by tasks, and the hospital
+        can change its policy. The same model is then another question: it is counted again, and has
+        other noise. The same noise in two exact figures would reveal their difference.
         """
-        data = self.data
-        asked = f"{data.test.fingerprint} {data.train.fingerprint} {label.architecture}"
-        asked += f" {self.request.order.tasks_so_far}"  # these tasks decide the possible answers
-        digest = hashlib.sha256(asked.encode())
+        data, outputs = self.data, self.data.output_tasks
+        images = [data.test.fingerprint, data.train.fingerprint]
+        answers = [self.request.order.tasks_so_far, None if outputs is None else outputs.tolist()]
+        return fingerprint([*images, *answers, self.rules, model])
+
+    def hash_model(self, network: nn.Module, label: Manifest) -> str:
+        """A hash of a model with the layers that stay here; empty if nothing uses it."""
+        digest = hashlib.sha256(label.architecture.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.cpu().numpy().tobytes())
@@ -251,9 +262,9 @@ class Disclosure(ABC):
 class Exact(Disclosure):
     """Exact figures of all images, for a simulation, which has one owner."""
 
-    def fingerprint(self, network: nn.Module, label: Manifest) -> str:
+    def hash_model(self, network: nn.Module, label: Manifest) -> str:
         """See the base; only sealed runs count models."""
-        return super().fingerprint(network, label) if self.request.seal else ""
+        return super().hash_model(network, label) if self.request.seal else ""
 
     def weight(self, images: float) -> float:
         """The number of images."""
@@ -292,6 +303,8 @@ class Noised(Disclosure):
         noise: Noise from the hospital's secret.
         effects: Largest change of each figure by one patient.
     """
+
+    rules: FigureRules
 
     def __init__(self, request: Inquiry, rules: FigureRules) -> None:
         self.rules, self.smallest, self.most = rules, rules.smallest_group, rules.max_models
@@ -377,7 +390,8 @@ class Noised(Disclosure):
         A median covers half of the patients. Only `figures.max-detailed` buffers get figures, since
         a server can order one buffer after another.
         """
-        buffer, most = fingerprint(sorted(figures.items())), self.rules.max_detailed
+        most = self.rules.max_detailed
+        buffer = fingerprint([most, *sorted(figures.items())])
         try:
             ModelCount(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
         except PolicyError as error:

@@ -322,6 +322,51 @@ def test_which_classes_are_answers_is_another_question(tmp_path):
     assert ["m/refused" in told for told in answers] == [False, False, False, True]
 
 
+def test_two_cuts_of_the_same_images_are_two_questions(tmp_path):
+    """Of classes 0 and 1, task 1 has both in a run of two tasks, and in a run of three as well.
+
+    With task 1 only, runs differ in the outputs that may answer: 0 to 2, or 0 and 1. A model that
+    says class 2 of one patient is then right about that patient in the second run alone.
+    """
+    config = {"strategy": "cwt", "tasks": 2, "task_order": "shuffled", "num_server_rounds": 3}
+    config["evaluate__every"] = 3
+    victim = Victim(tmp_path, (200, 200), f"{OPEN}[figures]\nmax-models = 1\n", config=config)
+    victim.classes = [*"012345"]
+    asked = {"task": 1, "arrived": [1]}
+    model = bundle({"m": victim.constant(0)})
+    refused = []
+    for tasks in (2, 3, 2):
+        victim.place.run_config["tasks"] = tasks
+        told = victim.ask("evaluate", model, run=str(tasks), **asked).content["metrics"]
+        refused.append("m/refused" in told)
+    assert refused == [False, True, False]
+
+
+@pytest.mark.parametrize("rule", ["smallest-group = 9", "max-models = 999", "max-detailed = 9"])
+def test_another_rule_is_another_question(rule, tmp_path):
+    victim = Victim(tmp_path, SINGLE)
+    model = Architecture("mlp", 1, SIDE, SIDE, 3).build()
+    label = Manifest("mallory", "", victim.classes)
+    before = disclosure.open_disclosure(opened(victim))
+    assert before.fingerprint(model, label) == before.fingerprint(model, label)
+    (tmp_path / "policy.toml").write_text(f"{OPEN}[figures]\n{rule}\n", "utf-8")
+    after = disclosure.open_disclosure(opened(victim))
+    assert before.fingerprint(model, label) != after.fingerprint(model, label)
+
+
+def test_the_mean_of_models_is_one_question_in_any_order(tmp_path):
+    """Other noise for every order would be averaged."""
+    victim = Victim(tmp_path, (100, 100), f"{OPEN}[figures]\nmax-models = 4\n")
+    models = [victim.asking(pixel, 99, lineage=f"m{pixel}") for pixel in (1, 2, 3)]
+    told = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        parcels = bundle({f"p{k}": models[k] for k in order})
+        metrics = victim.ask("evaluate", parcels, ensemble=True).content["metrics"]
+        told.append({key: metrics[key] for key in metrics if key.startswith("ensemble/")})
+    assert told[0]
+    assert told[0] == told[1] == told[2]
+
+
 def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
     """All multiples of a step give the step away, and it follows from the number of patients."""
     steps = set()
