@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context
 
 from client_app.authority.node_config import SIMULATED, is_simulated, own_config, policy_file
+from client_app.authority.permission import admit_run
 from client_app.hospital import Hospital, open_hospital
 from learning.cpu import prepare_cpu
 from strategies.engine.strategy import Strategy
@@ -67,6 +68,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
 
 def _open(inputs: _Inputs) -> Session:
     hospital = open_hospital(inputs.context, inputs.name, inputs.classes)
+    admit_run(hospital)
     own = own_config(inputs.context)
     part = [own.get(key) for key in SIMULATED]
     strategy = strategy_of(Settings.parse(inputs.context.run_config))

@@ -1,8 +1,9 @@
 """The permission for a run, or an order of a run, at a hospital.
 
 `Policy.judge` applies the rules to a run's settings. The commands `policy`, `preflight` and
-`report` show its rulings. `judge` adds rulings about the images. Enrolment and every later order
-go through `admit`, which refuses them at the first broken rule.
+`report` show its rulings. `judge` adds rulings about the images. A session (client_app.session)
+begins with `admit_run`, whatever the first message is. Each order goes through `admit`. Both refuse
+at the first broken rule.
 """
 
 from collections.abc import Iterator
@@ -34,21 +35,31 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
         SettingsError: The settings of the run's method cannot be used.
     """
     yield from policy.judge(settings)
-    yield policy.images.ruling("max-size", max(data.image_shape[1:]))
-    yield _weights_ruling(policy, settings, data)
+    yield from _run_rulings(policy, settings, data)
     yield _patients_ruling(policy, data)
-    yield from _means_ruling(policy, settings, data)
+
+
+def admit_run(hospital: Hospital) -> None:
+    """Refuse a run with images, weights or means that the policy does not allow.
+
+    Raises:
+        PolicyError: A rule is broken; the error names the first one.
+    """
+    if hospital.policy:
+        named = replace(hospital.settings, model=hospital.model)
+        for ruling in _run_rulings(hospital.policy, named, hospital.data):
+            uphold(ruling)
 
 
 def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Hospital:
     """The hospital with the images of an order's task, if the order is allowed.
 
-    `hospital` has all its images, and its policy allows the settings of the run.
+    `hospital` has all its images, and its policy allows the run (`admit_run`).
 
     Raises:
         ParcelError: The method never gives such an order.
-        PolicyError: The network or the images are larger than the hospital allows, or the hospital
-            has too few training patients.
+        PolicyError: The network is larger than the hospital allows, or the hospital has too few
+            training patients.
         SettingsError: The settings do not fit one another or the hospital's images; or images of
             everyone are wanted outside of a simulation.
         ModelError: There is no such network, or it does not support the hospital's images.
@@ -59,13 +70,6 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     joins, prepares = verb == "query.enrol", verb == "query.prepare"
     if policy:  # in a simulation a run of another method follows: the baseline
         check_order(strategy, verb, order, hospital.name, sealed=strategy.settings.sealed)
-        # With image-size 0 the images keep their own size.
-        policy.images.uphold("max-size", max(hospital.data.image_shape[1:]))
-        if joins or prepares:
-            named = replace(settings, model=hospital.model)
-            uphold(_weights_ruling(policy, named, hospital.data))
-            for ruling in _means_ruling(policy, settings, hospital.data):
-                uphold(ruling)
     if not joins:  # at enrolment the classes of the federation are unknown
         hospital = hospital.select_task(order.task, order.tasks_so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
@@ -93,11 +97,16 @@ def hash_weights(settings: Settings, data: LocalData) -> str:
     return whole.frozen
 
 
-def _weights_ruling(policy: Policy, settings: Settings, data: LocalData) -> Ruling:
-    """The ruling on the pretrained weights."""
+def _run_rulings(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Ruling]:
+    """The rulings on the size of the images, the pretrained weights, and means that leave."""
+    # With image-size 0 the images keep their own size.
+    yield policy.images.ruling("max-size", max(data.image_shape[1:]))
     source, allowed = settings.pretrained, policy.models.weights
     reads = data.whole or (source and allowed)  # it takes time to read them
-    return policy.models.judge(source, hash_weights(settings, data) if reads else "")
+    yield policy.models.judge(source, hash_weights(settings, data) if reads else "")
+    if settings.learner == "icarl":  # the mean of a class's kept images leaves
+        kept, classes = settings.section("reservoir", ReservoirSettings), data.classes_present
+        yield policy.sums.ruling("min-class-patients", kept.size // len(classes))
 
 
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
@@ -108,10 +117,3 @@ def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
     owners = data.train.patients
     large = large_class_rows(owners, data.train.strata, policy.figures.smallest_group)
     return policy.images.ruling("min-train-patients", len(np.unique(owners[large])))
-
-
-def _means_ruling(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Ruling]:
-    """The ruling on the kept images of a class, whose mean leaves with iCaRL."""
-    if settings.learner == "icarl":
-        kept, classes = settings.section("reservoir", ReservoirSettings), data.classes_present
-        yield policy.sums.ruling("min-class-patients", kept.size // len(classes))

@@ -236,15 +236,16 @@ class PrivacyRules(Rules):
         settings, gan = strategy.settings, strategy.settings.gan
         sums = settings.section("sums", SumsSettings)
         guaranteed = gan.method == "dp-mean-embedding"
+        learners = {kind.learner for kind in strategy.kinds()}
         trained = settings.train.dp.noise_multiplier > 0
         if "training" in self.require:
-            asked = "with noise" if trained else "without noise"
-            yield Ruling("privacy.require", "training with train.dp", asked, trained)
+            fits = trained and learners == {"plain"}  # other learners do not use the noise
+            asked = "with noise" if fits else "without noise"
+            yield Ruling("privacy.require", "training with train.dp", asked, fits)
         if "buffers" in self.require:
             fits = guaranteed or not strategy.buffer_size
             yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
         if "sums" in self.require:
-            learners = {kind.learner for kind in strategy.kinds()}
             exact = WITH_SUMS if sums.epsilon else {*WITH_SUMS, "sums"}
             allowed, asked = f"none of {', '.join(sorted(exact))}", ", ".join(sorted(learners))
             yield Ruling("privacy.require", allowed, asked, not learners & exact)

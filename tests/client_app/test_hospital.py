@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from client_app.authority.node_config import NODE_CONFIG, OwnError
-from client_app.authority.permission import admit, judge
+from client_app.authority.permission import admit_run, judge
 from client_app.authority.policy import PolicyError
 from client_app.hospital import open_hospital
 from client_app.session import session_for
 from learning.models import Architecture
 from strategies.protocol.may_leave import OWN_FILES
-from strategies.protocol.order import Order
 from strategies.protocol.settings import SettingsError
-from strategies.registry import strategy_of
 from tests.fakes import context, run_config
 
 
@@ -217,7 +215,6 @@ def test_images_that_keep_their_size_have_no_more_pixels_than_the_policy_allows(
     rulings = judge(hospital.policy, hospital.settings, hospital.data)
     assert [each.holds for each in rulings if each.rule == "images.max-size"] == [True, True]
     hospital = deployed(tmp_path, rule.format(7), image_size=0)
-    order = Order(0, 0, "graz", [], "feder", "1", sealed=True)
     with pytest.raises(PolicyError) as refusal:
-        admit(hospital, strategy_of(hospital.settings), "query.enrol", order)
+        admit_run(hospital)
     assert refusal.value.rule == "images.max-size"

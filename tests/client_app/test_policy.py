@@ -87,6 +87,11 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
             {"strategy": "rwt", "learner": "lwf", "train.epochs": 5},
         ),
         ("privacy.require", "privacy.require = ['training']", {"strategy": "rwt"}),
+        (
+            "privacy.require",
+            "privacy.require = ['training']\nsums.allow = true",
+            {"strategy": "sums", "train.freeze": "body", "train.dp.noise-multiplier": 1.0},
+        ),
         ("privacy.require", "privacy.require = ['buffers']", {}),
         (
             "privacy.require",

@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_app.authority.node_config import simulate
-from client_app.authority.permission import admit, hash_weights, judge
+from client_app.authority.permission import admit, admit_run, hash_weights, judge
 from client_app.authority.policy import Policy
 from client_app.datasets.findings import Finding
 from client_app.errors import LEAVES, line_of
@@ -38,6 +38,7 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
     try:
         strategy = strategy_of(settings)
         hospital = open_hospital(Context(0, 0, own, RecordDict(), settings.run_config))
+        admit_run(hospital)
         order = Order(0, 0, site, [], strategy.learner, "rehearsal", sealed=settings.sealed)
         order = replace(order, images=strategy.images, buffer_size=strategy.buffer_size)
         admit(hospital, strategy, "query.enrol", order)
