@@ -41,7 +41,7 @@ def train(
         deadline: Time limit, on the clock of `time.monotonic`.
         after_epoch: Called at the end of each epoch with its number, from 1.
         progress: Called after every step with the numbers of finished and of all images.
-        fewest: Fewest images of a step.
+        fewest: Fewest different images of a step.
         private: The steps of DP-SGD, which draw their own images and ignore `fewest`.
 
     Returns:
@@ -122,10 +122,18 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
 def batches(order: Tensor, size: int, fewest: int = 2) -> list[Tensor]:
     """The images [n], cut into batches of `size`.
 
-    A rest of fewer than `fewest` images joins the batch before: BatchNorm cannot train on one
-    image, and a manipulated model can learn from its last step alone.
+    A batch of fewer than `fewest` different images joins the batch before: BatchNorm cannot train
+    on one image, and a manipulated model can learn from one step alone. The first batch joins the
+    second.
     """
-    cut = list(order.split(size))
-    if len(cut) > 1 and len(cut[-1]) < fewest:
-        cut[-2:] = [torch.cat(cut[-2:])]
+    cut: list[Tensor] = []
+    repeats = len(order.unique()) < len(order)
+    for batch in order.split(size):
+        if (
+            cut
+            and min(len(each.unique() if repeats else each) for each in (cut[-1], batch)) < fewest
+        ):
+            cut[-1] = torch.cat([cut[-1], batch])
+        else:
+            cut.append(batch)
     return cut

@@ -154,6 +154,12 @@ def test_batches_hold_every_image_once_and_never_one_alone(count):
     assert min(map(len, cut)) > 1
 
 
+@pytest.mark.parametrize("rare", [[0, 0, 0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 0, 0, 0, 0]])
+def test_a_draw_with_replacement_gives_a_step_as_many_different_images(rare):
+    order = torch.tensor([*rare, 5, 6, 7, 8, 9, 9, 9, 9])
+    assert [each.tolist() for each in batches(order, 4, 4)] == [rare, order[8:].tolist()]
+
+
 def test_class_weights_by_hand():
     """Six labels of two classes, three for each: 3/4 for each of 4 images, 3/2 for each of 2."""
     weights = class_weights(torch.tensor([0, 0, 3, 0, 3, 0]))
