@@ -53,7 +53,7 @@ class Head:
     start: int = 0  # the start of the last line, in bytes
     size: int = 0  # the end of the last line, in bytes
     hash: str = sha256(b"").hexdigest()  # SHA-256 of the last line
-    kept: int = 0  # the number of files in the table `kept`
+    kept: int = 0  # the least number of files in the table `kept`
     used: int = 0  # the estimated size of the store, in bytes
     counted: float = 0.0  # the time of the last measurement of the store, in seconds since 1970
     most: float = 0.0  # the largest allowed size of the store, in bytes; 0 = never measured
@@ -74,15 +74,15 @@ class Index:
             BrokenLedger: The ledger does not end there, or the head is not the hospital's.
         """
         size = self.file.seek(0, os.SEEK_END)
+        known = self._count("kept")
         if not self._head.exists():
-            if size:
+            if size or known or self._count("said"):
                 raise BrokenLedger(
                     f"The end of the ledger is unknown: {self._head.name} was deleted. Restore "
-                    "that file from a backup. Without a backup move the ledger to another folder, "
-                    "and keep it there: a new ledger begins."
+                    f"that file from a backup. Without a backup move {self.path.stem}.* to another "
+                    "folder, and keep them there: a new ledger begins."
                 )
             return Head()
-        known = self.rows.execute("SELECT count(*) FROM kept").fetchone()[0]
         try:
             written = json.loads(read_bytes(self._head)[:SECTOR])
             head = Head(**written["head"])
@@ -103,11 +103,13 @@ class Index:
             )
         if b"\n" in self.file.read(2 * LONGEST)[:-1]:
             raise BrokenLedger(f"Line {head.lines + 1} was not written by the hospital.")
-        return head
+        return replace(head, kept=known)
 
     def move(self, head: Head) -> None:
-        """Write the head to the disk, in one piece."""
-        head = replace(head, kept=self.rows.execute("SELECT count(*) FROM kept").fetchone()[0])
+        """Write the head to the disk, in one piece.
+
+        The rows of this message are not yet on the disk, so `head.kept` must not count them.
+        """
         text = json.dumps({"head": asdict(head), "code": self._code(head)}).ljust(SECTOR - 1)
         file = os.open(self._head, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -115,6 +117,9 @@ class Index:
             os.fsync(file)
         finally:
             os.close(file)
+
+    def _count(self, table: str) -> int:
+        return int(self.rows.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
     def _code(self, head: Head) -> str:
         """The authentication code of a head (HMAC-SHA256 with the hospital's secret)."""

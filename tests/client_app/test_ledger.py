@@ -18,10 +18,10 @@ from cli import main
 from client_app.app import app
 from client_app.authority import ledger_view
 from client_app.authority.ledger import append, path_of, read
-from client_app.authority.ledger_index import LONGEST, BrokenLedger, open_index
+from client_app.authority.ledger_index import LONGEST, BrokenLedger, Index, open_index
 from client_app.authority.policy import PolicyError
 from client_app.errors import LedgerError
-from client_app.release.guard import guard
+from client_app.release.guard import Terminated, guard
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, pack
@@ -326,6 +326,46 @@ def test_a_line_whose_answer_never_left_is_removed(tmp_path):
     path.write_bytes(path.read_bytes() + added(last))
     append(path, line(2))
     assert rounds(path) == [0, 1, 2]
+
+
+def test_a_process_that_ends_before_its_index_is_on_the_disk_breaks_nothing(tmp_path, monkeypatch):
+    """SIGTERM comes after the new end of the ledger, and before the rows of new files."""
+
+    def ended(self, head):
+        move(self, head)
+        raise Terminated
+
+    path, move = tmp_path / "ledger.jsonl", Index.move
+    written(path, 1)
+    path.with_name("privacy.jsonl").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "move", ended)
+        with pytest.raises(Terminated):
+            append(path, line(1))
+    append(path, line(2))
+    assert rounds(path) == [0, 1, 2]
+    with open_index(path) as index:
+        assert index.find_missing("") == ""
+        path.with_name("privacy.jsonl").unlink()
+        assert "privacy.jsonl was deleted" in index.find_missing("")
+
+
+@pytest.mark.parametrize("terms", [{}, {"settings": {}}], ids=["files", "terms"])
+def test_a_ledger_that_is_gone_with_its_head_is_missed(terms, tmp_path):
+    """The index has files that were kept, or settings that were said."""
+    path = tmp_path / "ledger.jsonl"
+    for number in range(1 if terms else 2):
+        append(path, line(number), terms)
+    path.unlink()
+    path.with_suffix(".head").unlink()
+    with pytest.raises(LedgerError):
+        append(path, line(3))
+    with pytest.raises(BrokenLedger, match="was deleted"):
+        list(read(path))
+    for file in path.parent.glob("ledger.*"):
+        file.unlink()
+    append(path, line(3))
+    assert rounds(path) == [3]
 
 
 @pytest.mark.slow
