@@ -64,6 +64,7 @@ def unpack(
         _check_fit(hospital, label)
         batch, images, copies = hospital.memory_of_a_visit
         images += len(request.order.hash_of) * request.order.buffer_size
+        copies += request.order.epochs * request.order.snapshots
         content = request.message.content
         check_model(hospital.policy, label.architecture, content, batch, images, copies)
         local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)

@@ -352,6 +352,11 @@ class Policy:
         state, states = settings.train.optimizer_state, ["fresh"]
         states += ["travels"] if self.models.allow_optimizer else []
         yield Ruling("models.allow-optimizer", " or ".join(states), state, state in states)
+        tested = settings.evaluate
+        if strategy.tests_every_visit and tested.cross is True and tested.epochs:
+            fits, asked = self.models.max_membership == 1, "the models of all epochs"
+            allowed = asked if fits else "the last model of a visit, which is attacked"
+            yield Ruling("models.max-membership", allowed, asked, fits)
         kept = settings.section("reservoir", ReservoirSettings)
         if settings.learner in WITH_RESERVOIR and kept.size:  # a step also trains on these images
             yield images.ruling("min-batch", kept.batch_size)

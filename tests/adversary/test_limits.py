@@ -3,6 +3,7 @@
 import pytest
 from flwr.app import Message, RecordDict
 
+from client_app import parcels
 from client_app.app import app
 from client_app.authority.policy import PolicyError
 from client_app.run import count_visit
@@ -63,6 +64,17 @@ def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     joins, _ = visited(tmp_path / "large", policy, learner="er-ace", reservoir__size=100_000)
     assert joins.error.code == Failure.POLICY
     assert "machine.max-memory-gb" in caplog.text
+
+
+def test_the_models_of_earlier_epochs_count_for_the_memory(tmp_path, monkeypatch):
+    """The hospital keeps them until the visit ends."""
+    counted = []
+    monkeypatch.setattr(parcels, "check_model", lambda *given: counted.append(given[-1]))
+    victim = Victim(tmp_path, SIZES)
+    victim.place.run_config |= run_config(strategy="cwt-serial", evaluate__epochs=True)
+    for snapshots in (False, True):
+        victim.ask("train", victim.constant(0), epochs=3, snapshots=snapshots)
+    assert counted == [0, 3]
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(1, Failure.PARCEL), (100_000, Failure.POLICY)])

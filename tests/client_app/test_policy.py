@@ -86,6 +86,11 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
             "runs.max-epochs = 5",
             {"strategy": "rwt", "learner": "lwf", "train.epochs": 5},
         ),
+        (
+            "models.max-membership",
+            "models.max-membership = 0.5",
+            {"strategy": "cwt-serial", "evaluate.epochs": True},
+        ),
         ("privacy.require", "privacy.require = ['training']", {"strategy": "rwt"}),
         (
             "privacy.require",
