@@ -23,8 +23,8 @@ def check_order(
 ) -> None:
     """Refuse an order that the method of a run never gives.
 
-    Four fields are not compared: `hospital`, `run`, `hop` and `classes`. They name the recipient
-    and its place in the run; classes stay the same in a run (client_app.run.check_same).
+    Three fields are not compared: `hospital`, `run` and `hop`. They name the recipient and its
+    place in the run. Classes stay the same in a run (client_app.run.check_same).
 
     Raises:
         ParcelError: A field has a value that the method never orders; names the first, and the
@@ -70,6 +70,8 @@ def check_order(
         "members": sealed or not order.members,
         "members_hash": sealed or not order.members_hash,
         "code": verb == "query.enrol" or not order.code,
+        # Without classes a hospital would take its own, which other orders of the run do not have.
+        "classes": verb == "query.enrol" or len(order.classes) > 0,
     }
     for name, fits in inside.items():
         if not fits:

@@ -12,6 +12,7 @@ from learning.learners.plain import Learner
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
+from strategies.protocol.parcel import bundle
 from strategies.protocol.records import to_record
 from tests.adversary.test_oracle import OPEN, Victim
 from tests.fakes import deployed, run_config
@@ -64,6 +65,18 @@ def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     joins, _ = visited(tmp_path / "large", policy, learner="er-ace", reservoir__size=100_000)
     assert joins.error.code == Failure.POLICY
     assert "machine.max-memory-gb" in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["query.prepare", "train", "evaluate"])
+def test_an_order_without_classes_does_not_go_round_those_of_the_run(verb, tmp_path):
+    """Neither as the first one, nor after one that named all classes."""
+    victim = Victim(tmp_path, SIZES, config={"strategy": "cwt"})
+    sent = bundle({"m": victim.constant(0)}) if verb == "evaluate" else victim.constant(0)
+    codes = []
+    for classes in ([], victim.classes, []):
+        answer = victim.ask(verb, sent, classes=classes, epochs=int(verb == "train"))
+        codes.append(answer.error.code if answer.has_error() else None)
+    assert codes == [Failure.PARCEL, None, Failure.PARCEL]
 
 
 def test_the_models_of_earlier_epochs_count_for_the_memory(tmp_path, monkeypatch):
