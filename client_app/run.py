@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
-from client_app.store import Store, own_folder
+from client_app.store import Store, append_text, own_folder
 from strategies.protocol.files import read_text, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
@@ -142,8 +142,7 @@ class ModelCount:
                 for tests in (known, lately):
                     if (count := len({model, *(test.model for test in tests)})) > most:
                         raise PolicyError(self.rule, count, f"{most} or fewer")
-            with own.open("a", encoding="utf-8") as file:
-                file.write(f"\n{now:.0f} {model} {place}")
+            append_text(own, f"\n{now:.0f} {model} {place}")
 
 
 def count_visit(run: Store, most: int) -> None:
@@ -165,8 +164,7 @@ def count_visit(run: Store, most: int) -> None:
         count = 1 + sum(each > now - DAY for each in begun)
         if count > most:
             raise PolicyError("runs.max-visits", count, f"{most} or fewer")
-        with (run.folder / "visits").open("a", encoding="utf-8") as file:
-            file.write(f"{now:.0f}\n")
+        append_text(run.folder / "visits", f"{now:.0f}\n")
 
 
 class _Test(NamedTuple):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.node_config import OwnError
 from strategies.protocol import archive
-from strategies.protocol.files import STORES, replacing
+from strategies.protocol.files import STORES, open_at_once, replacing
 
 DEFAULT = STORES
 GB = 1e9
@@ -40,6 +40,14 @@ def own_folder(path: Path) -> Path:
             text = f"The folder cannot be made ({error.strerror}): {cure}"
             raise OSError(error.errno, text, str(each)) from error
     return path
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add text at the end of a file, on the disk; a new file is for this user alone."""
+    with open(path, "a", encoding="utf-8", opener=open_at_once) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager

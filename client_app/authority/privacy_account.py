@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import PrivacyRules
-from client_app.store import own_folder
-from strategies.protocol.files import open_at_once, read_text
+from client_app.store import append_text, own_folder
+from strategies.protocol.files import read_text
 from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
@@ -65,10 +65,7 @@ class Account:
                 rules.uphold("max-delta", delta)
                 # The bound of dp-accounting exceeds the exact value in the last digits.
                 rules.uphold("max-epsilon", round(total, 3))
-            with open(self.path, "a", encoding="utf-8", opener=open_at_once) as file:
-                file.write("\n" + json.dumps(asdict(spent)))  # the last line may be incomplete
-                file.flush()
-                os.fsync(file.fileno())
+            append_text(self.path, "\n" + json.dumps(asdict(spent)))  # the last may be incomplete
         return total
 
     def read(self) -> list[Spent]:

@@ -1,12 +1,21 @@
+import os
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
 from client_app import store as stores
+from client_app.authority.policy import Policy
+from client_app.authority.privacy_account import Account, Spent
+from client_app.release.embeddings.sample import _check
+from client_app.run import ModelCount, count_visit, run_folder
 from client_app.store import Store, hold_lock
+
+RULES = replace(Policy.read().embeddings, kinds=["sampled"])
+LEAKS = dict.fromkeys(("embedding-linked", "embedding-inverted", "embedding-bits-most"), 0.0)
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -59,3 +68,21 @@ def test_a_long_wait_for_another_process_is_logged(tmp_path, monkeypatch, caplog
     other.join()
     words = "Another process decodes these images. This one waits for it"
     assert caplog.messages[-1] == f"{words} ({tmp_path}/lock)"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda store: count_visit(run_folder(store, "1"), 1),
+        lambda store: ModelCount(run_folder(store, "1")).add("model", "", 1),
+        lambda store: _check(RULES, "sampled", LEAKS, store, "sample"),
+        lambda store: Account(store.folder / "privacy.jsonl").spend(Spent("x", 9.0), 1e-6, None),
+    ],
+    ids=["visits", "models", "embeddings", "account"],
+)
+def test_what_counts_is_on_the_disk_before_it_leaves(count, tmp_path, monkeypatch):
+    """A machine that loses power must not forget it."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    count(Store(tmp_path))
+    assert len(synced) == 1

@@ -24,7 +24,7 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import EmbeddingRules, PolicyError, uphold
 from client_app.release.disclosure import Disclosure
 from client_app.request import Request
-from client_app.store import Store, own_folder
+from client_app.store import Store, append_text, own_folder
 from learning.learners.fil_ver import FilVer
 from learning.learners.plain import Learner
 from strategies.protocol.embeddings import MOST
@@ -128,8 +128,7 @@ def _check(
         if len(known) >= rules.max_samples:
             count, allowed = len(known) + 1, f"{rules.max_samples} or fewer"
             raise PolicyError("embeddings.max-samples", count, allowed)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{name}\n")
+        append_text(path, f"{name}\n")
 
 
 def _name(learner: FilVer, kind: str) -> str:
