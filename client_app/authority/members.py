@@ -47,13 +47,15 @@ def read_members(path: Path) -> dict[str, Member]:
 
 
 def add_member(path: Path, name: str, key: str) -> None:
-    """Add a hospital to a file; a missing file is made.
+    """Add a hospital to a file that does not have it; a missing file is made.
 
     Raises:
         SettingsError: The file, the name or the key cannot be used, or the name has another key.
     """
     before = _text(path) if os.path.lexists(path) else ""
     members, member = _parse(before, path), _member(name, key)
+    if members.get(name) == member:
+        return
     if name in members:
         raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
     line_break = "\n" if before and not before.endswith("\n") else ""

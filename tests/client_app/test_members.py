@@ -100,6 +100,7 @@ def test_the_commands_change_lines_and_keep_comments(tmp_path, monkeypatch, caps
     assert capsys.readouterr().out == f'"st.anna" = "{keys["st.anna"]}"\n' * 2
 
     before = path.read_text()
+    assert members("add", "st.anna", keys["st.anna"]) == 0  # it has this key
     for refused, why in (
         (("add", "st.anna", keys["graz"]), "is a member: remove it before"),
         (("add", "gr\naz", keys["graz"]), "cannot be called"),

@@ -101,3 +101,31 @@ def test_in_containers(tmp_path):
         check(tmp_path)
     finally:
         subprocess.run(["podman-compose", "down", "--volumes"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("whose", "there", "begins"),
+    [
+        ("hospital", "", True),
+        ("hospital", "graz/hospital.toml", True),
+        ("hospital", "graz/graz.answer", False),
+        ("server", "", True),
+        ("server", "server/server.key", True),
+        ("server", "server/server.toml", False),
+    ],
+)
+def test_a_pod_begins_again_until_its_files_are_there(whose, there, begins, tmp_path):
+    """A command that was killed has left a file that is in the way of the next one."""
+    text = (ROOT / "docs" / f"kubernetes-{whose}.yaml").read_text("utf-8")
+    ((script, _),) = re.findall(r"- \|\n(( {14}.*\n)+)", text)
+    place, program = tmp_path / "fedhandoff" / there, tmp_path / "bin" / "fedhandoff"
+    for file in (place, program):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!/bin/sh\n! test -f {place} && echo $*\n")
+    program.chmod(0o755)
+    if there:
+        place.touch()
+    path = {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=path, capture_output=True)
+    assert done.returncode == 0
+    assert any(each in done.stdout for each in (b"hospital join", b"server authority")) == begins
