@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from client_app.authority.node_config import OwnError
+from client_app.authority.node_config import NODE_CONFIG, OwnError
 from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, check_name, end_of
@@ -37,7 +37,6 @@ REPLACED = (
 # Environment variables of the hospital's processes. A command line would be visible to other users
 # of the machine, and Flower passes its node-config to every process that takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
-NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.authority.node_config reads it
 OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or have expired
 
 
@@ -114,7 +113,7 @@ def start_supernode(hospital: Hospital) -> None:
         command = [
             *("flower-supernode", "--superlink", hospital.server),
             *("--root-certificates", str(authority), "--auth-supernode-private-key", str(key)),
-            *("--superexec-auth-secret-file", str(write_secret(Path(private)))),
+            *("--superexec-auth-secret-file", str(write_secret(folder))),
             *("--isolation", "process", "--host", "127.0.0.1"),
             *("--port", str(hospital.runtime_port or free_port())),
         ]

@@ -61,10 +61,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         end_of(folder / file)
     names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
-    with (
-        lock(folder, "The server's SuperLink", fleet=fleet_address, control=address),
-        TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
-    ):
+    with lock(folder, "The server's SuperLink", fleet=fleet_address, control=address):
         write_whole(
             folder / "config.toml",
             f"[superlink.{NAME}]\n"
@@ -72,7 +69,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n",
         )
         forget_apps(folder)
-        secret = write_secret(Path(private))
+        secret = write_secret(folder)
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
         hint = f"Does another program listen on {fleet_address} or {address}?"
         work, environment = folder / "work", flower_environment(folder)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.voice import Voice, say
 from deploy.watch import Watch
+from strategies.protocol.files import write_whole
 
 PAUSE = 5.0  # seconds before a restart
 GRACE = 20.0  # seconds for a program to end after SIGTERM
@@ -29,10 +30,12 @@ def forget_apps(home: Path) -> None:
 
 
 def write_secret(folder: Path) -> Path:
-    """Write a new file with a secret; a SuperExec needs the secret to get a message or a run."""
+    """Write a file with a new secret; a SuperExec needs the secret to get a message or a run.
+
+    Not in /tmp, where systemd removes old files: a program that is restarted reads it again.
+    """
     path = folder / "secret"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(32))
+    write_whole(path, secrets.token_bytes(32), private=True)
     return path
 
 
