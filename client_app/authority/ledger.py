@@ -51,7 +51,7 @@ from warm.process import Handed
 
 ORDER = (
     *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
-    *("buffer_size", "replay", "embeddings"),
+    *("buffer_size", "replay", "embeddings", "leg", "arrived", "own_start", "ensemble", "final"),
 )
 TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
 LONG = 2000  # most characters of a setting in the ledger; valid settings are shorter

@@ -42,6 +42,11 @@ class Entry(TypedDict, total=False):
     buffer_size: int
     replay: list[str]
     embeddings: str
+    leg: int
+    arrived: list[int]
+    own_start: bool
+    ensemble: bool
+    final: bool
     unfit: dict[str, str]
     terms: str
     settings: dict[str, Plain]

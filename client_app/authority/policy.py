@@ -347,7 +347,6 @@ class Policy:
         tests = -(-settings.num_server_rounds // settings.evaluate.every)  # least number of models
         yield self.figures.ruling("max-models", tests)
         yield images.ruling("max-size", settings.image_size)
-        yield images.ruling("max-quarantined", settings.max_quarantined)
         yield images.ruling("min-batch", settings.train.batch_size)
         state, states = settings.train.optimizer_state, ["fresh"]
         states += ["travels"] if self.models.allow_optimizer else []

@@ -128,6 +128,14 @@ def test_it_says_which_embeddings_were_asked_for(tmp_path):
     assert "train embeddings sampled" in ledger_view.text([*read(ledger_of(place))], "")
 
 
+def test_a_line_has_all_that_an_order_says_to_do(tmp_path):
+    place = deployed(tmp_path)
+    told = {"leg": 2, "arrived": [1, 3], "own_start": True, "ensemble": True, "final": True}
+    answered(place, figures, "evaluate", RecordDict({"order": ConfigRecord({"run": "9", **told})}))
+    (line,) = read(ledger_of(place))
+    assert {key: line.entry.get(key) for key in told} == told
+
+
 def test_a_terminal_shows_the_first_of_many_figures_and_the_page_shows_all(tmp_path):
     place = deployed(tmp_path)
     values = {f"m{n}": n / 7 for n in range(400)}

@@ -38,7 +38,6 @@ def test_the_default_settings_pass_the_default_policy():
         ("release.max-gan-iterations", {"gan.iterations": 25_001}),
         ("release.max-gan-iterations", {"gan.preset": "xray-256"}),
         ("images.max-size", {"image-size": 3000}),
-        ("images.max-quarantined", {"max-quarantined": 0.99}),
         ("images.min-batch", {"train.batch-size": 7}),
         ("runs.max-rounds", {"num-server-rounds": 100_000}),
         ("runs.max-epochs", {"train.epochs": 1000}),
