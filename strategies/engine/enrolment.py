@@ -201,10 +201,11 @@ def _judge(
     came = {each.letter.node: _card(each) for each in answers if each.failure is None}
     refused = _impostors(run, came, registered)
     known = {str(card["hospital"]): card for node, card in came.items() if node not in refused}
-    shapes = {name: shape for name, card in known.items() if (shape := _shape(card))}
-    hashes = {name: _frozen(card) for name, card in known.items()}
-    state.shape = state.shape or _most_frequent(shapes, _shapes_differ) or []
-    state.frozen = state.frozen or _most_frequent(hashes, _weights_differ) or ""
+    if not state.classes:  # later a hospital changes nothing for the others
+        shapes = {name: shape for name, card in known.items() if (shape := _shape(card))}
+        hashes = {name: _frozen(card) for name, card in known.items()}
+        state.shape = _most_frequent(shapes, _shapes_differ) or []
+        state.frozen = _most_frequent(hashes, _weights_differ) or ""
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
     for delivery in answers:

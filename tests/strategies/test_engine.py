@@ -742,6 +742,24 @@ def test_one_hospital_with_other_frozen_weights_is_refused_with_the_reason():
     assert f"{'b' * 64} at h1, {'a' * 64} at the other hospitals" in refused.reason
 
 
+@pytest.mark.parametrize("also", [False, True])
+def test_a_late_hospital_does_not_set_the_frozen_weights_of_a_run_without_any(also):
+    """Alone it would be the most frequent; with an honest one beside it there would be a tie."""
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = Frozen("h2", "b")
+            if also:
+                grid.handlers[103] = CountingHospital("h3")
+
+    grid, ledger = FakeGrid(federation(2)), Watching()
+    state = go(settings(strategy="cwt", num_server_rounds=3), grid, ledger)
+    refused = [event.hospital for event in ledger.of("query.enrol") if event.outcome != "ok"]
+    assert {*refused} == {"h2"}
+    assert state.hospitals == ["h0", "h1", *(["h3"] if also else [])]
+
+
 @pytest.mark.parametrize("name", ["global", "../h2", "h 2", ""])
 def test_a_hospital_that_gives_itself_a_name_that_misleads_is_refused(name):
     """Names become lineages, files and parts of messages."""
