@@ -6,8 +6,9 @@ hospital works on two messages at once. The courier adapts its pauses to the ans
 answer as it comes, and keeps at most one message at a hospital. It also finds the hospitals that
 take messages: a connected SuperNode may wait for ever for an answer that does not come.
 
-The failure of a message is a `Delivery` with a `failure`, and no exception. Only `SimulationBroken`
-is raised: Flower's simulation cannot go on after the loss of one of its actors.
+The failure of a message is a `Delivery` with a `failure`, and no exception; so is an answer that
+cannot be read. Two exceptions pass: `SimulationBroken`, because Flower's simulation cannot go on
+after the loss of one of its actors, and the Grid's own if the SuperLink is lost.
 """
 
 import time
@@ -138,10 +139,17 @@ class _Outstanding(Generic[AboutT]):
             check_answer(self.letter.verb, reply.content)
         except UndeclaredError as error:
             return self.fail(Failure.UNDECLARED, str(error), seconds)
+        except Exception as error:
+            return self.refuse(error, seconds)
         return Delivery(self.letter, reply.content, None, "", seconds, self.bytes_sent)
 
     def fail(self, failure: Failure, reason: str, seconds: float) -> Delivery[AboutT]:
         return Delivery(self.letter, RecordDict(), failure, reason, seconds, self.bytes_sent)
+
+    def refuse(self, error: Exception, seconds: float) -> Delivery[AboutT]:
+        """The delivery of an answer that cannot be read."""
+        reason = f"The hospital's answer cannot be read ({type(error).__name__})."
+        return self.fail(Failure.UNDECLARED, reason, seconds)
 
     def time_out(self, seconds: float) -> Delivery[AboutT]:
         """The delivery of a message that the hospital has not answered in time."""
@@ -320,12 +328,22 @@ class Exchange(Generic[AboutT]):
 
     def _collect(self) -> Iterator[Delivery[AboutT]]:
         """Take the answers from the mailbox, and give up overdue messages."""
-        if not self._outstanding:
-            return
-        for reply in self.courier.grid.pull_messages(list(self._outstanding)):
-            if (sent := self._end(reply.metadata.reply_to_message_id)) is not None:
-                seconds = time.monotonic() - sent.since
-                yield sent.delivery(reply, seconds, self.courier.simulates)
+        grid, simulates, waiting = self.courier.grid, self.courier.simulates, [*self._outstanding]
+        # A deployment's Grid decodes what hospitals sent, and loses all answers of a pull if one
+        # cannot be decoded. So there each answer is pulled alone.
+        for ids in [[each] for each in waiting] if not simulates else [waiting] if waiting else []:
+            try:
+                replies = [*grid.pull_messages(ids)]
+            except Exception as error:
+                if simulates:
+                    raise
+                grid.get_node_ids()  # raises an exception if the SuperLink is lost
+                if (sent := self._end(ids[0])) is not None:
+                    yield sent.refuse(error, time.monotonic() - sent.since)
+                continue
+            for reply in replies:
+                if (sent := self._end(reply.metadata.reply_to_message_id)) is not None:
+                    yield sent.delivery(reply, time.monotonic() - sent.since, simulates)
         for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:

@@ -77,6 +77,47 @@ def test_failures_are_typed_and_hold_nobody_up(handler, failure):
     assert deliveries[2].failure is None
 
 
+class Unreadable(FakeGrid):
+    """As Flower's Grid: an answer of node 1 cannot be decoded, and others of its pull are lost."""
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        if any(reply.metadata.src_node_id == 1 for reply in replies):
+            raise AttributeError("'NoneType' object has no attribute 'value'")
+        return replies
+
+
+def test_an_answer_that_cannot_be_decoded_is_a_failure_of_its_sender_alone():
+    posted = letters(1, 2, 3)
+    deliveries = {
+        d.letter.node: d
+        for d in Courier(Unreadable(dict.fromkeys((1, 2, 3), answer))).exchange(posted)
+    }
+    assert deliveries[1].failure == Failure.UNDECLARED
+    assert "cannot be read (AttributeError)" in deliveries[1].reason
+    assert deliveries[2].failure is deliveries[3].failure is None
+
+
+def test_an_answer_that_cannot_be_checked_is_a_failure_of_its_sender(monkeypatch):
+    monkeypatch.setattr(courier, "check_answer", lambda verb, content: content["no such record"])
+    (delivery,) = carry({1: answer}, to=[1])
+    assert delivery.failure == Failure.UNDECLARED
+    assert "cannot be read (KeyError)" in delivery.reason
+
+
+def test_a_superlink_that_is_lost_is_no_failure_of_a_hospital():
+    class Lost(FakeGrid):
+        def pull_messages(self, message_ids):
+            self.get_node_ids = self.lost
+            raise ConnectionError
+
+        def lost(self):
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        list(Courier(Lost({1: answer})).exchange(letters(1)))
+
+
 def test_a_missed_answer_names_its_limit_whoever_noticed():
     deliveries = carry({1: lambda m: failing(m, 3, "Message Unavailable")}, to=[1])
     assert (
@@ -196,7 +237,7 @@ def test_what_is_posted_when_nothing_is_under_way_any_more_is_sent_too():
 
 
 def test_whoever_asks_is_told_which_answers_have_not_come_yet(monkeypatch):
-    """Nothing is there at the first two looks, later everything is."""
+    """No answer of the two is there at the first two looks, later each is."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     looks: list[object] = []
     told: list[Sequence[Awaited]] = []
@@ -204,7 +245,7 @@ def test_whoever_asks_is_told_which_answers_have_not_come_yet(monkeypatch):
     class Slow(FakeGrid):
         def pull_messages(self, message_ids):
             looks.append(message_ids)
-            return super().pull_messages(message_ids) if len(looks) > 2 else []
+            return super().pull_messages(message_ids) if len(looks) > 4 else []
 
     exchange: Exchange[None] = Exchange(Courier(Slow({1: answer, 2: answer}), told.append))
     exchange.post(
