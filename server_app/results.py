@@ -356,7 +356,7 @@ class Results:
         if not self.path.is_dir():
             log(ERROR, "The run failed: %s", error)
             return
-        with suppress(OSError):  # a disk that is full
+        with suppress(OSError, FileError):  # a disk that is full, or a log that cannot be read
             summary = self._close(state, f"{type(error).__name__}: {error}")
             for text in texts(summary.worth, "run", "noise", "class"):
                 log(INFO, "%s", text)

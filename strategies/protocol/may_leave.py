@@ -54,6 +54,9 @@ ANSWERS: dict[str, dict[str, type]] = {
     "evaluate": {"metrics": MetricRecord},
 }
 MAX_CLASSES = 1000
+# In one answer. So many, of the longest names, fit in a line of the server's file
+# (strategies.engine.events.LONGEST).
+MOST_METRICS = 1_000_000
 # Settings that a hospital's node-config may replace: how it trains, and files of its own.
 OWN_FILES = (
     "pretrained",
@@ -96,8 +99,10 @@ def _matches(pattern: str) -> Callable[[object], bool]:
 
 
 def _are_settings(value: object) -> bool:
-    return isinstance(value, list) and all(
-        _is_text(text) and str(text).partition("=")[0] in OWN_SETTINGS for text in value
+    return (
+        isinstance(value, list)
+        and len(value) <= len(OWN_SETTINGS)
+        and all(_is_text(text) and str(text).partition("=")[0] in OWN_SETTINGS for text in value)
     )
 
 
@@ -295,6 +300,8 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
             raise UndeclaredError(
                 f"The card field '{_quote(field)}' or its value may not leave a hospital."
             )
+    if len(metrics) > MOST_METRICS:
+        raise UndeclaredError(f"{len(metrics)} metrics in one answer may not leave a hospital.")
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
         named = not slash or about in tested

@@ -67,6 +67,7 @@ def test_with_a_secret_nobody_can_try_images(data):
         ("own-settings", ["train.batch-size=8", "pretrained=a file of its own"], True),
         ("own-settings", ["data-dir=/home/graz"], False),
         ("own-settings", "model=cnn", False),
+        ("own-settings", ["model=cnn"] * 1_000_000, False),
     ],
 )
 def test_no_path_and_no_name_leaves_with_them(field, value, leaves):

@@ -187,6 +187,14 @@ def test_a_folder_that_takes_no_file_is_named_with_its_cure(results, monkeypatch
     assert results.explain(other) is other
 
 
+def test_a_run_fails_for_its_own_reason_if_its_log_cannot_be_read(results, caplog):
+    caplog.set_level("INFO", "flwr")
+    (results.path / "metrics.jsonl").write_text("no event\n")
+    results.fail(RuntimeError("the power went"), at(results, "A"))
+    assert "The run failed: the power went" in caplog.text
+    assert "resume.toml" in caplog.text
+
+
 def test_a_folder_that_is_removed_under_way_is_named_once(results, caplog):
     state = at(results, "A")
     shutil.rmtree(results.path)

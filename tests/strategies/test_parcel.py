@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies.engine.events import LONGEST
 from strategies.protocol import may_leave, parcel, records
 from strategies.protocol.may_leave import UndeclaredError
 from strategies.protocol.order import Order
@@ -106,6 +107,16 @@ def test_an_evaluation_answers_with_metrics_only():
         UndeclaredError, match="'model' may not leave a hospital in answer to evaluate"
     ):
         may_leave.check_answer("evaluate", good())
+
+
+def test_the_longest_answer_is_a_line_that_the_server_can_read(monkeypatch):
+    most, longest = may_leave.MOST_METRICS, "specificity-of-class-999999-high"
+    assert most * len(f'"{longest}":{-1.7976931348623157e308},') < LONGEST * 0.95
+    assert max(map(len, may_leave.METRICS)) < len(longest)
+    monkeypatch.setattr(may_leave, "MOST_METRICS", 2)
+    three = {f"train-images-of-class-{k}": 1.0 for k in range(3)}
+    with pytest.raises(UndeclaredError, match="3 metrics in one answer"):
+        may_leave.check_answer("query.prepare", RecordDict({"metrics": MetricRecord(three)}))
 
 
 def test_a_card_holds_the_declared_fields_only():
