@@ -126,15 +126,20 @@ CARD: dict[str, Callable[[object], bool]] = {
 class Range:
     """The values that a figure may have."""
 
-    low: float = -math.inf
-    high: float = math.inf
+    low: float
+    high: float
+    unknown: bool = False  # whether it may be NaN or infinite
+    least: float = 0.0  # the least value above 0
 
     def __contains__(self, value: float) -> bool:
-        anything = (self.low, self.high) == (-math.inf, math.inf)  # NaN too
-        return anything or self.low <= value <= self.high
+        if not math.isfinite(value):
+            return self.unknown
+        return self.low <= value <= self.high and not 0 < value < self.least
 
 
-COUNT, SECONDS, SHARE, FIGURE = Range(0, 1e12), Range(0, 1e9), Range(0, 1), Range()
+# The server divides by counts, and adds up figures: no result may be too large for a float.
+COUNT, SECONDS, SHARE = Range(0, 1e12, least=1), Range(0, 1e9), Range(0, 1)
+AMOUNT, FIGURE = Range(0, 1e12), Range(-1e100, 1e100, unknown=True)
 # A perceptual distance has the name of its measure: LPIPS, or an untrained network of the same
 # shape if there are no trained weights.
 DISTANCES = [
@@ -162,7 +167,7 @@ METRICS: Mapping[str, Range] = {
     "auroc-noise": SHARE,
     # With `evaluate.per-class`: test images of a class, and the number with a right answer.
     "images-of-class-#": COUNT,
-    "right-of-class-#": COUNT,
+    "right-of-class-#": AMOUNT,  # no whole number if the share has noise
     # After the last round (client_app.release.details). These names and the three above may end in
     # -low or -high, the ends of a 95 % interval. Sensitivity and specificity are of class # against
     # the others at its operating point, a probability chosen on training images.
@@ -227,8 +232,8 @@ METRICS: Mapping[str, Range] = {
     # to the means of its own and the nearest other image, as shares of the spread of all.
     "embedding-linked": SHARE,
     "embedding-inverted": SHARE,
-    "embedding-bits-median": COUNT,
-    "embedding-bits-most": COUNT,
+    "embedding-bits-median": AMOUNT,
+    "embedding-bits-most": AMOUNT,
     "embedding-own-median": FIGURE,
     "embedding-other-median": FIGURE,
     # Mean distance of a synthetic image to the nearest training image (PLAN's mmL).
