@@ -16,6 +16,7 @@ from flwr.common import log
 from strategies.engine.admission import admit, admit_first
 from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import FACTS, Event
+from strategies.engine.presence import check_planned
 from strategies.engine.run import Run
 from strategies.engine.state import AWAY, Model
 from strategies.engine.strategy import RunError
@@ -217,11 +218,7 @@ def _judge(
             delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
         elif node in came:
             hospital = str(card["hospital"])
-            if (shape := _shape(card)) and state.shape and shape != state.shape:
-                reason = _shapes_differ({hospital: shape, "the other hospitals": state.shape})
-                delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
-            elif (frozen := _frozen(card)) != state.frozen:
-                reason = _weights_differ({hospital: frozen, "the other hospitals": state.frozen})
+            if reason := _misfit(run, hospital, card):
                 delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
         run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
@@ -230,6 +227,20 @@ def _judge(
             cards[hospital] = node, card
             state.keys[hospital] = str(card.get("identity", ""))
     return dict(sorted(cards.items())), failed
+
+
+def _misfit(run: Run, hospital: str, card: ConfigRecord) -> str:
+    """The reason why a hospital does not fit into the run; empty if it does."""
+    state, shape, frozen = run.state, _shape(card), _frozen(card)
+    if shape and state.shape and shape != state.shape:
+        return _shapes_differ({hospital: shape, "the other hospitals": state.shape})
+    if frozen != state.frozen:
+        return _weights_differ({hospital: frozen, "the other hospitals": state.frozen})
+    try:
+        check_planned(run.settings, hospital)
+    except SettingsError as error:
+        return str(error)
+    return ""
 
 
 def _impostors(

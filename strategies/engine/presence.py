@@ -30,9 +30,9 @@ def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[s
     """
     chosen, tasks, count = settings.enrolment, settings.tasks, len(hospitals)
     if chosen and chosen not in SCENARIOS:
+        for hospital in hospitals:
+            check_planned(settings, hospital)
         lines = _read(expand(chosen), tasks)
-        if missing := sorted(set(hospitals) - lines.keys()):
-            _refuse(chosen, f"it has no line for '{missing[0]}'")
         table = {name: lines[name] for name in hospitals}
     else:
         table = {}
@@ -47,6 +47,17 @@ def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[s
         if hospitals and not any(states[t] == ACTIVE for states in table.values()):
             _refuse(chosen, f"no hospital is active in task {t + 1}")
     return table
+
+
+def check_planned(settings: Settings, hospital: str) -> None:
+    """Refuse a hospital without a line in the file of the plan.
+
+    Raises:
+        SettingsError: The file has no line with its name, or cannot be used.
+    """
+    chosen = settings.enrolment
+    if chosen and chosen not in SCENARIOS and hospital not in _read(expand(chosen), settings.tasks):
+        _refuse(chosen, f"it has no line for '{hospital}'")
 
 
 def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: int) -> bool:

@@ -253,6 +253,24 @@ def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
     check(again)
 
 
+def test_a_late_hospital_without_a_line_in_the_plan_is_refused_with_the_reason(tmp_path):
+    plan = tmp_path / "plan.csv"
+    plan.write_text("h0,active\nh1,active\n")
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = CountingHospital("h2")
+
+    grid, ledger = FakeGrid(federation(2)), Watching()
+    chosen = settings(strategy="fedavg", enrolment=str(plan), tasks=1, num_server_rounds=2)
+    state = go(chosen, grid, ledger)
+    assert (ledger.rounds, state.hospitals) == ([1, 2], ["h0", "h1"])
+    (refused,) = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
+    assert (refused.hospital, refused.outcome) == ("h2", "settings")
+    assert "it has no line for 'h2'" in refused.reason
+
+
 def test_a_hospital_that_sends_no_embeddings_is_known_to_have_been_asked(monkeypatch):
     class Asking(FedAvg):
         def visit(self, *where, **changes):
