@@ -36,6 +36,7 @@ from strategies.protocol.parcel import Layout, pack
 from strategies.protocol.prototypes import check_prototypes
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings
+from strategies.protocol.soundness import LARGEST
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -125,7 +126,8 @@ def merge(old: Arrays | None, sent: Sequence[Arrays], a: float) -> Arrays:
         known, here = old["counts"][:, None] > 0, total[:, None] > 0
         mean = np.where(known & here, (1 - a) * old["means"] + a * mean, mean)
         mean, total = np.where(here, mean, old["means"]), np.where(total, total, old["counts"])
-    return {"means": mean, "counts": total, "radius": radius}
+    # Hospitals refuse a larger number in a memory.
+    return {"means": mean, "counts": np.minimum(total, LARGEST), "radius": radius}
 
 
 def _arrays(record: ArrayRecord) -> Arrays:

@@ -10,6 +10,7 @@ from strategies.protocol.parcel import check_parcel, pack, parcel_in
 from strategies.protocol.prototypes import check_prototypes
 from strategies.protocol.records import ParcelError, from_record
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.soundness import LARGEST, flaw_of
 from strategies.registry import strategy_of
 from tests.fakes import CountingHospital, failing, federation, parcels_of, settings
 from tests.strategies.test_engine import run
@@ -40,6 +41,13 @@ def test_prototypes_are_averaged_by_images_and_then_slowly_followed():
     second = merge(prototypes(9.0, c0=(1, 5)), sent, 0.1)
     assert second["means"][:, 0].tolist() == pytest.approx([1.4, 7])
     assert second["radius"] == 2
+
+
+def test_the_images_of_all_hospitals_together_are_a_memory_that_a_hospital_takes():
+    sent = [prototypes(1.0, c0=(2, LARGEST), c1=(7, 20)), prototypes(3.0, c0=(6, LARGEST))]
+    merged = merge(None, sent, 0.1)
+    assert flaw_of(merged) == ""
+    assert merged["means"][:, 0].tolist() == [4, 7]
 
 
 def test_a_prototype_stays_while_nobody_sends_one():
