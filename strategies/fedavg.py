@@ -32,7 +32,7 @@ from strategies.engine.strategy import RunError, Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import Count, declare
-from strategies.protocol.parcel import pack
+from strategies.protocol.parcel import layout_of, pack
 from strategies.protocol.settings import Settings, require, rng_for
 
 # Learners whose memory travels with a model and has no average (`Learner.memory`).
@@ -71,14 +71,14 @@ class FedAvg(Strategy):
         """Start from the first hospital's model; all have derived the same one from the seed."""
         if state.models or not newcomers:
             return
-        begun = {name: state.shelf.label(m.parcel).architecture for name, m in newcomers.items()}
+        begun = {name: _network_of(state, model) for name, model in newcomers.items()}
         counts = Counter(begun.values()).most_common(2)
         if len(counts) > 1 and counts[0][1] == counts[1][1]:
             raise RunError(
                 f"The strategy '{self.settings.strategy}' averages models: all hospitals must have "
                 "the same 'model' and 'image-size'."
             )
-        alike = [name for name, architecture in begun.items() if architecture == counts[0][0]]
+        alike = [name for name, each in begun.items() if each == counts[0][0]]
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks; they train that of most hospitals", others)
         first = newcomers[alike[0]]
@@ -164,6 +164,12 @@ def cast(array: NDArray[Any], dtype: str) -> Array:
     """An array in another dtype; values are rounded for a whole-number dtype."""
     whole = not np.issubdtype(dtype, np.floating)
     return Array(np.asarray(array.round() if whole else array, dtype))
+
+
+def _network_of(state: State, model: Model) -> tuple[object, ...]:
+    """The declared network of a model, and the layout of the arrays that came."""
+    layout = layout_of(state.shelf.get(model.parcel))
+    return state.shelf.label(model.parcel).architecture, *sorted(layout.items())
 
 
 def network(state: State, model: Model, name: str = "model") -> ArrayRecord:

@@ -63,12 +63,12 @@ class FedSpace(FedAvg):
         """Refuse a memory that is not the prototypes of its model.
 
         Raises:
-            ParcelError: The memory is something else, or the model has no 'head.weight'.
+            ParcelError: The memory is something else, or the model has no matrix 'head.weight'.
         """
-        if "head.weight" not in layout:
-            raise ParcelError("There are prototypes beside a model without 'head.weight'.")
-        outputs, width = layout["head.weight"][1]
-        check_prototypes(memory, outputs // 4, width)
+        _, shape = layout.get("head.weight", ("", ()))
+        if len(shape) != 2:
+            raise ParcelError("There are prototypes beside a model without a matrix 'head.weight'.")
+        check_prototypes(memory, shape[0] // 4, shape[1])
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """Keep a hospital's prototypes at the server: its model may go to another hospital."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
@@ -50,6 +50,17 @@ def test_one_global_model_is_trained_by_all():
     assert {event.lineage for event in ledger.of("train")} == {"global"}
     assert len(ledger.of("evaluate")) == 4 * 3
     assert check_parcel(parcels_of(state)["global"]).round == 4
+
+
+def test_the_first_hospital_s_arrays_are_not_the_global_model_if_the_others_have_others():
+    class Odd(CountingHospital):
+        def prepare(self, message, order):
+            label = Manifest(self.name, "counter", order.classes)
+            odd = pack({"model": ArrayRecord({"odd": Array(np.zeros(3))})}, label)
+            return Message(RecordDict({**odd, "metrics": MetricRecord()}), reply_to=message)
+
+    state, _, _ = run(federation(3, h0=Odd("h0")), "fedavg")
+    assert visits_of(parcels_of(state)["global"]) == 4.0
 
 
 def test_hospitals_that_fail_are_left_out_of_the_average():

@@ -200,10 +200,11 @@ def test_a_hospital_whose_prototypes_are_refused_does_not_count():
     assert of_global(state)[1] == [0, 0]
 
 
-def test_prototypes_beside_another_model_are_refused():
+@pytest.mark.parametrize("name", ["w", "head.weight"])
+def test_prototypes_beside_another_model_are_refused(name):
     strategy = strategy_of(settings(strategy="fedspace"))
-    with pytest.raises(ParcelError, match="a model without 'head"):
-        strategy.check_memory(record(prototypes(c0=(1, 1))), {"w": ("float32", (1,))})
+    with pytest.raises(ParcelError, match=r"a model without a matrix 'head\.weight'"):
+        strategy.check_memory(record(prototypes(c0=(1, 1))), {name: ("float32", (1,))})
 
 
 def test_the_server_must_read_the_models():
