@@ -34,7 +34,7 @@ The hospital's half: learning/learners/fil_ver.py. The encoder travels to each h
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
@@ -155,13 +155,17 @@ class FilVer(FedAvg):
             state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
-        """The average (Eq. 1), trained for `server-steps` steps (SST) if there are embeddings."""
+        """The average (Eq. 1), trained for `server-steps` steps (SST) if there are embeddings.
+
+        If this training diverges, the average goes on as it is.
+        """
         # The average of equal encoders may differ from them in the last bit.
         mean = super().merge(state, trained)["model"]
         network = ArrayRecord({**mean, **state.encoder_arrays})
         if not (state.embeddings and self.own.server_steps):
             return {"model": network}
-        from learning.server_training import rehearse  # no other server code trains
+        from learning.errors import DivergedError  # here: no other server code trains
+        from learning.server_training import rehearse
 
         by_task: dict[str, list[ArrayRecord]] = {}
         for key, name in sorted(state.embeddings.items()):
@@ -174,7 +178,11 @@ class FilVer(FedAvg):
         rng = rng_for(self.settings.seed, "server training", state.round)
         tasks = [*by_task.values()]
         now = replace(self.settings, train=self.settings.train.round_settings(state.round))
-        rehearsed, loss = rehearse(network, architecture, tasks, now, steps, rng)
+        try:
+            rehearsed, loss = rehearse(network, architecture, tasks, now, steps, rng)
+        except DivergedError as error:
+            log(WARNING, "The server does not train on embeddings in this round. %s", error)
+            return {"model": network}
         log(INFO, "The server trained %s on embeddings, loss %.3f", amount(steps, "step"), loss)
         return {"model": rehearsed}
 

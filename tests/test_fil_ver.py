@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
+from learning import server_training
+from learning.errors import DivergedError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
@@ -157,6 +159,22 @@ def test_what_is_averaged_is_eq_1_by_hand_and_the_encoder_stays_bit_for_bit(tmp_
     assert mean["classifier.w"].numpy() == [(2 * 1 + 4 * 3) / 4]
     assert mean["encoder.w"].numpy() == np.array([0.1], "f4")
     assert state.models[GLOBAL].round == 1
+
+
+def test_a_server_training_that_diverges_leaves_the_average_as_it_is(tmp_path, monkeypatch):
+    def diverge(*_):
+        raise DivergedError("Training diverged.")
+
+    monkeypatch.setattr(server_training, "rehearse", diverge)
+    strategy = strategy_of(settings(strategy="fil-ver", model="vee"))
+    state = State(Shelf(tmp_path), "run")
+    arrays = ArrayRecord({"classifier.w": Array(np.array([2.0], "f4"))})
+    sent = state.shelf.put(
+        pack({"model": arrays, "embeddings": arrays}, Manifest(GLOBAL, "net", ["a", "b"], 1))
+    )
+    state.embeddings["1 graz"] = sent
+    merged = strategy.merge(state, [Model(GLOBAL, "graz", sent, round=1, num_examples=1)])
+    assert merged["model"]["classifier.w"].numpy() == [2]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from strategies.protocol.records import ParcelError
+from strategies.protocol.soundness import LARGEST
 
 LENGTH = 256  # of an embedding
 PARTS = {"sampled": 1, "ebr": 1, "stats": 2}  # by the kind of embeddings
@@ -38,7 +39,7 @@ def check_embeddings(record: ArrayRecord, kind: str, classes: int) -> None:
             f"[n], at most {MOST}."
         )
     numbers, own = values.numpy(), labels.numpy()
-    if not np.isfinite(numbers).all() or (kind == "stats" and (numbers[:, 1] < 0).any()):
-        raise ParcelError("Embeddings are not finite, or have negative variances.")
+    if not (np.abs(numbers) <= LARGEST).all() or (kind == "stats" and (numbers[:, 1] < 0).any()):
+        raise ParcelError(f"Embeddings are beyond {LARGEST:,.0f}, or have negative variances.")
     if not 0 <= int(own.min()) <= int(own.max()) < classes:
         raise ParcelError(f"Embeddings have labels outside of 0 to {classes - 1}.")

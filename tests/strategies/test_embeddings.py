@@ -27,6 +27,7 @@ NEGATIVE = np.zeros((3, 2, 256), np.float32)
 NEGATIVE[0, 1, 0] = -1
 INFINITE = np.zeros((3, 1, 256), np.float32)
 INFINITE[0, 0, 0] = np.inf
+HUGE = np.full((3, 1, 256), 3.4e38, np.float32)
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "two parts": ("sampled", {"values": np.zeros((3, 2, 256), np.float32)}),
     "one part": ("stats", {}),
@@ -42,6 +43,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "a negative label": ("sampled", {"labels": np.array([0, 1, -1])}),
     "a negative variance": ("stats", {"values": NEGATIVE}),
     "infinity": ("sampled", {"values": INFINITE}),
+    "numbers that no training survives": ("sampled", {"values": HUGE}),
     "another array": ("sampled", {"images": np.zeros(3)}),
     "too many": (
         "sampled",
