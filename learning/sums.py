@@ -18,6 +18,7 @@ The totals of 2^30 images fit.
 Shapes: `n` images, `d` features, `K` classes, `t = d (d + 1) / 2` entries of a triangle.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,19 +151,28 @@ def _shorten(vectors: Tensor) -> Tensor:
     return vectors / lengths.clamp_min(1)
 
 
-def solve(total: Sums, ridge: float) -> Tensor:
+def solve(total: Sums, ridge: float, least: float = 0.0) -> Tensor:
     """The classifier W of the totals, float [K, d], times `SHARPNESS`; 0 for an absent class.
 
     With noise, A may have negative eigenvalues. They become 0 if A + λ tr(A)/d I has some, too.
-    `ridge` is λ.
+    `ridge` is λ. `least` is `least_count` of totals with noise: a class with a count near 0 would
+    multiply its noise in A, and spoil the scores of all classes.
     """
-    return _classifier(*_equations(total), ridge)
+    return _classifier(*_equations(total, least), ridge)
 
 
-def _equations(total: Sums) -> tuple[Tensor, Tensor]:
+def least_count(multiplier: float, releases: int) -> float:
+    """The count as which a smaller one counts: four standard deviations of its noise.
+
+    `multiplier` is that of `random_noise`, and `releases` the number of noised sums in the totals.
+    """
+    return 4 * multiplier * math.sqrt(releases) / SHARES["counts"] * GRID**2
+
+
+def _equations(total: Sums, least: float) -> tuple[Tensor, Tensor]:
     """A [d, d] and b [d, K], double."""
     counts = total.counts.double()
-    shares = torch.where(counts > 0, 1 / counts, 0)
+    shares = torch.where(counts > 0, 1 / counts.clamp_min(least), 0)
     matrix = unfold(shares @ total.seconds.double())
     return matrix, (total.firsts.double() * shares[:, None]).T
 
@@ -198,6 +208,7 @@ def choose(
     ridges: Sequence[float],
     kappas: Sequence[int],
     rng: np.random.Generator,
+    least: float = 0.0,
 ) -> tuple[float, int]:
     """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
 
@@ -206,11 +217,11 @@ def choose(
     fold. Of equal scores, the one with the smaller κ and then the larger λ wins.
 
     `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
-    values of λ, `kappas` of κ.
+    values of λ, `kappas` of κ. `least` is as in `solve`.
     """
     pairs = [*product(sorted(kappas), sorted(ridges, reverse=True))]
     if len(pairs) > 1:
-        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng)
+        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng, least)
         present = own.labels.unique()
         right = (answers.flatten(0, 1) == own.labels).double()  # [pairs, n]
         recalls = torch.stack([right[:, own.labels == c].mean(dim=1) for c in present])
@@ -225,6 +236,7 @@ def _answers(
     kappas: Sequence[int],
     ridges: Sequence[float],
     rng: np.random.Generator,
+    least: float,
 ) -> Tensor:
     """The class of each image by the classifier of its fold: [κ, λ, n]."""
     folds = torch.from_numpy(rng.permutation(own.patients.max() + 1)[own.patients] % FOLDS)
@@ -233,7 +245,7 @@ def _answers(
         held = folds == fold
         fit, seen = own.sums(~held), own.features[held].float()
         for k, kappa in enumerate(kappas):
-            matrix, targets = _equations(others + fit * (1 + kappa))
+            matrix, targets = _equations(others + fit * (1 + kappa), least)
             for m, ridge in enumerate(ridges):
                 head = _classifier(matrix, targets, ridge)
                 answers[k, m, held] = (seen @ head.T).argmax(dim=1)

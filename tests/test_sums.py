@@ -10,13 +10,13 @@ import torch
 from audit.report import Report
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report.privacy import describe
-from client_app.authority.privacy_account import Account
+from client_app.authority.privacy_account import Account, noise_for
 from client_app.datasets import open_data
 from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
 from gan.noised_moments import secure_normal
 from learning.intervals import Estimate
-from learning.sums import RIDGES, Images, Sums, compute_sums, solve
+from learning.sums import RIDGES, Images, Sums, compute_sums, least_count, solve
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -179,7 +179,7 @@ def test_the_classifier_for_home_counts_own_sums_more_and_stays(tmp_path):
 def test_lambda_and_kappa_are_chosen_at_the_hospital(tmp_path, monkeypatch):
     seen = []
 
-    def choose(others, images, ridges, kappas, rng):
+    def choose(others, images, ridges, kappas, rng, _):
         seen.append((images, tuple(ridges), tuple(kappas)))
         return ridges[0], kappas[-1]
 
@@ -195,7 +195,7 @@ def test_lambda_and_kappa_are_chosen_with_the_sums_of_earlier_tasks(tmp_path, mo
     """In the ring of the second task, each choice is of all sums: the others' and the own ones."""
     seen = []
 
-    def choose(others, images, ridges, kappas, rng):
+    def choose(others, images, ridges, kappas, rng, _):
         seen.append(others + images.sums())
         return ridges[0], kappas[0]
 
@@ -242,6 +242,26 @@ def test_noise_is_drawn_once_in_a_run_and_counted(tmp_path):
     exact, _, _ = federate(tmp_path / "exact", sums__kappa=0)
     off = (total(state).seconds - total(exact).seconds).double().std() / 2**24
     assert off > 5  # three hospitals' noise of 3.7 sensitivities each, over 0.84
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_noise_sets_the_least_count_of_totals(tmp_path, monkeypatch, epsilon):
+    """The noise of three hospitals; none in the sums that a hospital solves alone."""
+    seen = []
+
+    def solve_spied(total, ridge, least=0.0):
+        seen.append(least)
+        return solve(total, ridge, least)
+
+    def choose(others, images, ridges, kappas, rng, least):
+        seen.append(least)
+        return ridges[0], kappas[0]
+
+    monkeypatch.setattr("client_app.release.sums.ring.solve", solve_spied)
+    monkeypatch.setattr("client_app.release.sums.ring.choose", choose)
+    federate(tmp_path, sums__epsilon=epsilon)
+    expected = least_count(noise_for(1.0, 1e-5), 3) if epsilon else 0
+    assert sorted(seen) == [0] * 6 + [expected] * 8
 
 
 @pytest.mark.parametrize(

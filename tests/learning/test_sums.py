@@ -17,6 +17,7 @@ from learning.sums import (
     Images,
     choose,
     compute_sums,
+    least_count,
     lift,
     project,
     random_mask,
@@ -196,6 +197,27 @@ def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
     for seed in range(40):  # of some, the trace of A is negative
         total = sums(5) + random_noise(sums(), 5.0, np.random.default_rng(seed).standard_normal)
         assert solve(total, 0.1).isfinite().all()
+
+
+def test_with_noise_a_rare_class_does_not_spoil_the_others():
+    """1/n of a class of almost no noised count would be by far the largest weight in A."""
+    noise, accuracies = 8.0, []
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        sizes = [5000, 2000, 1000, 500, 200, 100, 0]
+        labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        z = torch.from_numpy(rng.standard_normal((len(sizes), 32)))[labels]
+        z = z + torch.from_numpy(rng.standard_normal(z.shape))
+        z /= z.norm(dim=1, keepdim=True)
+        total = compute_sums(z, labels, len(sizes))
+        total += random_noise(total, noise, rng.standard_normal)
+        total.counts[-1] = GRID**2  # an absent class, with the noise of one image
+        for least in (0, least_count(noise, 1)):
+            answers = (z.float() @ solve(total, 1.0, least).T).argmax(dim=1)
+            right = [(answers[labels == c] == c).double().mean() for c in range(len(sizes) - 1)]
+            accuracies.append(np.mean(right))
+    spoilt, kept = accuracies[::2], accuracies[1::2]
+    assert np.mean(kept) > np.mean(spoilt) + 0.2
 
 
 def test_a_negative_semidefinite_a_gives_no_scores():

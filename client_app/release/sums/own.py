@@ -11,7 +11,7 @@ cryptographic generator; in a simulation from the seed.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,17 @@ from client_app.datasets import LocalData
 from client_app.request import Request
 from gan.noised_moments import Normal, secure_normal
 from learning.learners.sums import Sums as Learner
-from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
+from learning.sums import (
+    ALIKE,
+    GRID,
+    SHARES,
+    Images,
+    Sums,
+    least_count,
+    project,
+    random_noise,
+    unfold,
+)
 from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
 
@@ -88,6 +98,13 @@ class OwnSums:
         """The sums of all tasks so far, times the factor: as they leave, and exact."""
         sent, exact = _add(self._kept.values()), _add(self._kept.values(), "exact-")
         return sent * self._factor, exact * self._factor
+
+    def least_count(self, ring: Collection[str]) -> float:
+        """The least count of a class in the totals of a ring; 0 without noise."""
+        if not self.settings.epsilon:
+            return 0.0
+        releases = len({*ring}) * len(self._kept)
+        return least_count(noise_for(self.settings.epsilon, self.settings.delta), releases)
 
     @property
     def all_images(self) -> Images:

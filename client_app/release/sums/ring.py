@@ -12,6 +12,7 @@ masked sum of those before it, and then the totals:
   (`sums.epsilon`) is the remedy.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -112,8 +113,9 @@ class RingVisit:
             raise ParcelError("The sums of this ring do not have its mask.")
         # After a kill the server may send the same parcel again.
         self.run.save(self._mask, {**mask, "closed": np.array(self.arrived_hash)})
-        ridge, _ = self._choose(total - sent, [0])
-        self._set(solve(total, ridge))
+        least = self.own.least_count(ring)
+        ridge, _ = self._choose(total - sent, [0], least)
+        self._set(solve(total, ridge, least))
         self.sums = total
         return {}
 
@@ -124,9 +126,9 @@ class RingVisit:
             raise ParcelError("This hospital's sums are not in this ring.")
         sent, exact = self.own.load_kept()
         others = self._arrived_sums(sent) - sent
-        kappa = self.own.settings.kappa
-        ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa])
-        self._set(solve(others + exact * (1 + kappa), ridge))
+        kappa, least = self.own.settings.kappa, self.own.least_count(ring)
+        ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa], least)
+        self._set(solve(others + exact * (1 + kappa), ridge, least))
         state = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
         Kept(self.run, "local").save(self.request.visit, state)
         self._set(None)
@@ -149,11 +151,11 @@ class RingVisit:
             raise ParcelError(f"The parcel has no sums of {like.firsts.shape[1]} features.")
         return self.sums
 
-    def _choose(self, others: Sums, kappas: list[int] | tuple[int, ...]) -> tuple[float, int]:
+    def _choose(self, others: Sums, kappas: Sequence[int], least: float = 0.0) -> tuple[float, int]:
         settings, hospital = self.own.settings, self.request.hospital
         rng = rng_for(hospital.settings.seed, "folds", hospital=hospital.name)
         ridges = [settings.ridge] if settings.ridge else RIDGES
-        return choose(others, self.own.all_images, ridges, kappas, rng)
+        return choose(others, self.own.all_images, ridges, kappas, rng, least)
 
     def _set(self, head: Tensor | None) -> None:
         """Give the network a classifier [K, d']; None = weights of 0."""
