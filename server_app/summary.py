@@ -282,8 +282,9 @@ class Summary:
     data: dict[str, dict[str, Any]] = run_figure(
         lambda run: data_of(run.events, run.classes), dict[str, _Data]
     )
-    # The standard deviation of the hospitals' noise in the federation's balanced accuracy (without
-    # it, in the personalized one; without balanced ones, in the accuracy); NaN if it is exact.
+    # The standard deviation of the hospitals' noise in the federation's balanced accuracy; NaN if
+    # it is exact. If not all pairs are tested, also with a sample of them, it is that in the
+    # personalized one; without balanced accuracies, in the accuracy.
     noise: float = round_figure(attrgetter("noise"))
     # 1/N Σ A[held by j, j]: the model that j holds after the hand-off.
     personalized_accuracy: float = round_figure(

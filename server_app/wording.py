@@ -7,7 +7,7 @@ The line of a round has
     lowest               the worst pair behind either mean
     ensemble             the figure of all models together
     noise                95 % bound of the error that the hospitals' noise adds to the mean over
-                         all pairs (without that mean, to the mean over held models)
+                         all pairs (unless all pairs are tested, to the mean over held models)
     over tasks           mean accuracy on the tasks so far
     visits               global accuracies of a model that was tested after each visit
 """
@@ -137,9 +137,9 @@ def event_line(event: Event) -> tuple[int, str] | None:
         return WARNING, when + why
     took = duration(event.seconds)
     if event.verb == "query.prepare":
-        train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
-        counts = f": {amount(train, 'image')} to train on, {test:.0f} to test on"
-        known = counts if isfinite(train) else ""
+        counts = [(event.metrics.get(f"num-{part}", nan), part) for part in ("train", "test")]
+        parts = [f"{amount(count, 'image')} to {part} on" for count, part in counts if count >= 0]
+        known = f": {', '.join(parts)}" if parts else ""
         return INFO, f"{event.hospital} is ready{known} ({took})"
     if event.seconds >= LONG_ANSWER:
         return INFO, f"{when}{event.hospital} took {took} to {action}"

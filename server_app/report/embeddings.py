@@ -51,7 +51,8 @@ def _row(row: Mapping[str, Any]) -> list[object]:
         return [*place, "none: kept", NONE, NONE, NONE]
     left = f"{row['count']:,} {kind}"
     median, most = (figures.get(f"embedding-bits-{name}", nan) for name in ("median", "most"))
-    bits = f"{median:.0f}, most {most:.0f}" if isfinite(most) else f"{median:.0f}"
+    named = {"": median, "most ": most}
+    bits = ", ".join(f"{name}{bits:.0f}" for name, bits in named.items() if isfinite(bits))
     return [
         *place,
         Marked(f"{left}: reveals more", "warn") if kind in REVEALING else left,

@@ -23,17 +23,18 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any] | 
     if not summary.over_time:
         return None
     time, history = summary.over_time["time"], summary.history
+    known = [k for k, end in enumerate(time) if isfinite(end)]  # rounds with a visit
     lines = [
-        Line(name, time, history[key])
+        Line(name, [time[k] for k in known], [history[key][k] for k in known])
         for name, key in NAMES.items()
         if any(map(isfinite, history[key]))
     ]
     drawn = plots.chart("Balanced accuracy over time", lines, chances[""], across="seconds")
     hospitals = list(summary.over_time["busy"])[:COLUMNS]
     return {
-        "drawn": drawn if any(map(isfinite, time)) else None,
+        "drawn": drawn if known else None,
         "busy": [
-            [hospital, summary.participation[hospital]["visits"], f"{share:.0%}"]
+            [hospital, summary.participation[hospital]["visits"], _share(share)]
             for hospital, share in summary.over_time["busy"].items()
         ],
         "hospitals": hospitals,
@@ -42,3 +43,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any] | 
             for model, each in summary.over_time["staleness"].items()
         ],
     }
+
+
+def _share(value: float) -> str:
+    return f"{value:.0%}" if isfinite(value) else "–"

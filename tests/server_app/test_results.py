@@ -291,6 +291,20 @@ def test_visits_are_in_the_summary_without_nan(results, serial):
     assert summary["last_rounds"]["balanced_mean"] is None
 
 
+@pytest.mark.parametrize(
+    ("numbers", "counts"),
+    [
+        ({"num-train": 1.0, "num-test": 20.0}, ": 1 image to train on, 20 images to test on"),
+        ({"num-train": 100.0}, ": 100 images to train on"),
+        ({"num-test": 20.0}, ": 20 images to test on"),
+        ({}, ""),
+    ],
+)
+def test_only_known_numbers_of_images_are_logged(numbers, counts, results, said):
+    results.record(Event("query.prepare", 0, 0, "A", metrics=numbers, seconds=5))
+    assert said == [f"A is ready{counts} (5 s)"]
+
+
 def test_failures_and_long_answers_are_logged_at_once(results, said):
     results.record(Event("train", 2, 1, "A", "B", seconds=1.0))
     results.record(Event("train", 2, 1, "B", "A", seconds=75.2))

@@ -1,5 +1,6 @@
 """Figures over time, each derived by hand."""
 
+import re
 from dataclasses import replace
 from math import nan
 
@@ -67,3 +68,20 @@ def test_the_report_shows_them_for_runs_that_have_them():
     assert 'id="figures-over-time"' in pages[0]  # where the table of contents leads
     assert "<td>&lt;B&gt;</td><td>1</td><td>0%</td>" in bare(pages[0])
     assert "<B>" not in pages[0]
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+def test_the_report_has_no_number_for_what_is_unknown(round_):
+    """All visits begin at one time, and the first evaluated round may have none."""
+    events = [visit(h, h, 1, 3, round_=round_) for h in "AB"]
+    events += [
+        Event("evaluate", number, 1, h, h, metrics={"accuracy": 0.5, "balanced-accuracy": 0.5})
+        for number in (1, 2)
+        for h in "AB"
+    ]
+    rounds = [measure_round(n, [e for e in events if e.round == n], cross=True) for n in (1, 2)]
+    summary = summarise(Record("rwt", events, rounds, 1.0, "", timed=True))
+    page = render("run", summary, events, "")
+    assert "<td>A</td><td>1</td><td>–</td>" in bare(page)
+    assert "Balanced accuracy over time" in page
+    assert "nan" not in re.sub('base64,[^"]*', "", page)
