@@ -16,7 +16,7 @@ from pages.figures import (
     largest_class,
     mean_over_hospitals,
 )
-from server_app.measures import Pair
+from server_app.measures import Pair, sampled_interval
 from strategies.engine.events import Event
 
 
@@ -165,9 +165,9 @@ def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) ->
     """The federation's balanced accuracy; None if unknown, or if only held models were tested."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     name = "federation_balanced_accuracy"
-    value, low, high = (figures[name + end] for end in ("", "_low", "_high"))
+    value = figures[name]
     if not isfinite(value) or all(row["held"] for row in tests):
         return None
-    if low < high:  # estimated from a sample of all pairs
-        return {"value": value, "low": low, "high": high, "sampled": True}
+    if ends := sampled_interval(figures, name):
+        return {"value": value, "low": ends[0], "high": ends[1], "sampled": True}
     return mean_over_hospitals(tests, "balanced_accuracy")

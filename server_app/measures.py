@@ -323,6 +323,15 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
     return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
 
 
+def sampled_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+    """The interval of a mean over a sample of pairs; None if it does not vary, or is of all pairs.
+
+    `figures` are those of a round or a summary, `name` is one of them.
+    """
+    low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
+    return (low, high) if low < high else None
+
+
 def pooled_accuracy(tests: Iterable[Metrics]) -> float:
     """The accuracy on the images of all tests together."""
     measured = [test for test in tests if isfinite(test.get("accuracy", nan))]

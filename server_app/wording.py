@@ -19,7 +19,7 @@ from math import isfinite, nan
 from time import localtime, strftime
 
 from pages.figures import Z
-from server_app.measures import Round, visit_ends
+from server_app.measures import Round, sampled_interval, visit_ends
 from server_app.summary import LABELS
 from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
@@ -85,8 +85,8 @@ def noise_text(figures: dict[str, float]) -> str:
 
 def _interval(figures: dict[str, float], name: str) -> str:
     """The interval of a figure that is estimated from a sample; empty for other figures."""
-    low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
-    return f" ({low:.3f} to {high:.3f})" if low < high else ""  # of all pairs it has no width
+    ends = sampled_interval(figures, name)
+    return f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
 
 
 def _lowest_pair(measured: Round, name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from pages import plots
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line, Span
-from server_app.measures import LAST_ROUNDS, visit_ends, visits
+from server_app.measures import LAST_ROUNDS, sampled_interval, visit_ends, visits
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
@@ -64,9 +64,9 @@ def _spread_span(agreement: Mapping[str, float]) -> Span:
 def _estimate(summary: Summary) -> dict[str, float] | None:
     """The estimated figure of all models at all hospitals; None if it is not from a sample."""
     for name in ("balanced_accuracy", "accuracy"):
-        low, high = (getattr(summary, f"federation_{name}_{end}") for end in ("low", "high"))
-        if isfinite(low):
-            return {"value": getattr(summary, f"federation_{name}"), "low": low, "high": high}
+        figure = f"federation_{name}"
+        if ends := sampled_interval(vars(summary), figure):
+            return {"value": vars(summary)[figure], "low": ends[0], "high": ends[1]}
     return None
 
 
