@@ -130,7 +130,13 @@ def test_it_says_which_embeddings_were_asked_for(tmp_path):
 
 def test_a_line_has_all_that_an_order_says_to_do(tmp_path):
     place = deployed(tmp_path)
-    told = {"leg": 2, "arrived": [1, 3], "own_start": True, "ensemble": True, "final": True}
+    told: dict[str, Any] = {
+        "leg": 2,
+        "arrived": [1, 3],
+        "own_start": True,
+        "ensemble": True,
+        "final": True,
+    }
     answered(place, figures, "evaluate", RecordDict({"order": ConfigRecord({"run": "9", **told})}))
     (line,) = read(ledger_of(place))
     assert {key: line.entry.get(key) for key in told} == told
