@@ -82,9 +82,11 @@ class RoundEvents:
     @cached_property
     def latest(self) -> dict[str, Version]:
         """The latest version of each model; after an undone one the version that is tested next."""
+        latest = {version.lineage: version for version in self.versions}
+        lineages = {event.lineage for event in self.events if is_undoing(event)}
         found: dict[str, Version] = {}
         undone: set[Version] = set()
-        for event in self.events:
+        for event in (each for each in self.events if each.lineage in lineages):
             known = found.get(event.lineage)
             if _is_test(event):
                 version = Version.tested(event)
@@ -92,7 +94,7 @@ class RoundEvents:
                     found[event.lineage] = version
             elif known and is_undoing(event) and event.hop == known.hop:
                 undone.add(known)
-        return found
+        return latest | found
 
     @cached_property
     def models(self) -> dict[str, dict[str, Metrics]]:

@@ -68,6 +68,8 @@ class Feed:
 
     def round(self, measured: Round, events: Sequence[Event], hospitals: Sequence[str]) -> None:
         """Send a round, its `RoundEvents.events`, and the hospitals that took part so far."""
+        if not self._lines:
+            return
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
