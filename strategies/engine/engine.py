@@ -129,7 +129,7 @@ class Engine:
         """Ask for tests of the models after the round, and close the figures of the round.
 
         The figures are closed when all tests are in, or at the end of the next round. Tests that
-        are not asked for by then are dropped.
+        have not come by then are dropped.
         """
         state, run = self.state, self.run
         self._close_tests()
@@ -167,8 +167,8 @@ class Engine:
         state = self.state
         if state.test_round:
             self.exchange.withdraw("evaluate")
-            undone = undo_tested(self.run)
-            if undone and self.run.is_last_round:  # the final models are tested, too
+            undone, final = undo_tested(self.run), state.test_round == state.round
+            if undone and final and self.run.is_last_round:  # the final models are tested, too
                 begin_tests(self.run, undone)
                 self._ask_for_tests()
                 return
@@ -251,8 +251,10 @@ class Engine:
             case Ordered():
                 self._receive(delivery)
             case Batch(hospital=hospital, round=round_):
+                if round_ != self.state.test_round:  # its figures are closed
+                    return
                 record_tests(self.run, delivery)
-                if round_ == self.state.test_round and self.state.answers_due.get(hospital):
+                if self.state.answers_due.get(hospital):
                     self._pay(hospital)
             case Order():
                 self._welcome(delivery)

@@ -18,8 +18,10 @@ from strategies.engine import courier
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model, State
 from strategies.engine.strategy import HandsOn, RunError
-from strategies.protocol.parcel import check_parcel
+from strategies.protocol.parcel import Manifest, check_parcel
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import (
@@ -409,6 +411,55 @@ def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_al
     first_late = next(k for k, e in enumerate(ledger.events) if e.verb == "train" and e.round == 2)
     if tests == "next":
         assert any(e.verb == "evaluate" and e.round == 1 for e in ledger.events[first_late:])
+
+
+class Late(FakeGrid):
+    """Hospital h2 answers its tests only after `visits` visits."""
+
+    visits = 0
+
+    def pull_messages(self, message_ids):
+        chosen = [k for k in message_ids if self.is_due(self.waiting[k].metadata)]
+        return super().pull_messages(chosen) if chosen else []
+
+    def is_due(self, message):
+        done = sum(m.metadata.message_type == "train" for m in self.sent)
+        return done >= self.visits or (message.dst_node_id, message.message_type) != (
+            102,
+            "evaluate",
+        )
+
+
+def test_an_answer_about_a_round_that_is_over_is_not_recorded():
+    """A resumed run would count it, and a run that goes on does not."""
+
+    class Closed(Ledger):
+        def record(self, event):
+            super().record(event)
+            assert event.verb != "evaluate" or event.round not in self.rounds
+
+    grid, ledger = Late(federation(3)), Closed()
+    grid.visits = 12  # of 15
+    go(settings(num_server_rounds=5), grid, ledger)
+    tested = {event.round for event in ledger.of("evaluate") if event.hospital == "h2"}
+    assert 1 not in tested
+    assert 5 in tested
+
+
+def test_a_round_is_closed_if_its_tests_undo_a_model_in_the_last_round(tmp_path):
+    chosen, ledger = settings(num_server_rounds=2), Ledger()
+    state, counting = State(Shelf(tmp_path), "run", round=2), CountingHospital("h0")
+    good, bad = (
+        state.shelf.put(counting.parcel(k, Manifest("h0", "net", ["a", "b"], k, 1, 1, ["h1"] * k)))
+        for k in (0, 1)
+    )
+    state.models["h0"] = Model("h0", "h1", bad, good=good, round=1)
+    state.test_round, state.judgements = 1, {bad: {"h0": True}}
+    Engine(
+        Run(chosen, strategy_of(chosen), state, Courier(FakeGrid({})), ledger), print
+    )._close_tests()
+    assert state.models["h0"].parcel == good
+    assert (ledger.rounds, state.test_round) == ([1], 0)
 
 
 @pytest.mark.slow
