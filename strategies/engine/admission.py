@@ -133,17 +133,26 @@ def _check_sums_fit(parcel: RecordDict, order: Order, classes: int) -> None:
         check_sums(sums, classes)
 
 
-def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, dict[str, float]]:
+def admit_tested(
+    content: RecordDict, order: Order, tested: Collection[str]
+) -> Mapping[str, dict[str, float]]:
     """The figures that a hospital reports, by model; under "" those of the whole message.
 
     Raises:
-        ParcelError: There are figures of a model that the hospital was not sent.
+        ParcelError: There are figures of a model that the hospital was not sent, or of a task whose
+            images are not there.
     """
+    together = {"ensemble": order.ensemble, "standalone": order.final}
+    names = {"", *tested, *(name for name, asked in together.items() if asked)}
+    tasks = {str(task) for task in order.tasks_so_far}
     found: dict[str, dict[str, float]] = {}
     for key, value in figures(content).items():
         name, _, metric = key.rpartition("/")
-        if name not in ("", "ensemble", "standalone", *tested):
+        if name not in names:
             raise ParcelError(f"There are figures of '{name}', which was not sent to be tested.")
+        kind, _, task = metric.rpartition("-")
+        if kind in ("accuracy-of-task", "accuracy-in-task") and task not in tasks:
+            raise ParcelError(f"There are figures of task {task}, whose images are not there.")
         found.setdefault(name, {})[metric] = value
     return found
 

@@ -250,12 +250,12 @@ class Engine:
         match delivery.letter.about:
             case Ordered():
                 self._receive(delivery)
-            case Batch(hospital=hospital, round=round_):
+            case Batch(order=order, round=round_):
                 if round_ != self.state.test_round:  # its figures are closed
                     return
                 record_tests(self.run, delivery)
-                if self.state.answers_due.get(hospital):
-                    self._pay(hospital)
+                if self.state.answers_due.get(order.hospital):
+                    self._pay(order.hospital)
             case Order():
                 self._welcome(delivery)
             case str(hospital):

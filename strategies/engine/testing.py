@@ -20,7 +20,7 @@ TEST_BYTES = 256 * 1024**2
 class Batch:
     """The models that one message asks a hospital to test, each under a name."""
 
-    hospital: str  # the hospital that tests
+    order: Order  # what its hospital is asked for
     round: int  # the round of the models
     parcels: Mapping[str, str]  # the names of their parcels on the shelf
     labels: Mapping[str, Manifest]  # the labels of their parcels
@@ -87,7 +87,11 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
     state, settings = run.state, run.settings.evaluate
     last = state.test_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
-    batches = list(_batches(run, hospital, _parcels_to_test(run, hospital, models)))
+    parcels = _parcels_to_test(run, hospital, models)
+    once = sum(len(array.data) for array in state.encoder_arrays.values())  # of the encoder
+    sizes = {name: state.shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
+    labels = {name: state.shelf.label(parcel) for name, parcel in parcels.items()}
+    batches = list(_batches(parcels, sizes))
     order = run.order(
         hospital,
         at=state.test_round,
@@ -97,7 +101,10 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
         ensemble=ensemble and len(batches) == 1,
         final=last,
     )
-    return [_letter(run, state.nodes[hospital], order, batch) for batch in batches]
+    return [
+        _letter(run, state.nodes[hospital], Batch(order, state.test_round, batch, labels, sizes))
+        for batch in batches
+    ]
 
 
 def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
@@ -114,39 +121,36 @@ def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[s
     }
 
 
-def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:
+def _batches(parcels: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[dict[str, str]]:
     """Divide models into batches that are not much larger than `TEST_BYTES`."""
-    shelf, batch = run.state.shelf, dict[str, str]()
-    once = sum(len(array.data) for array in run.state.encoder_arrays.values())  # of the encoder
-    sizes = {name: shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
-    labels = {name: shelf.label(parcel) for name, parcel in parcels.items()}
+    batch: dict[str, str] = {}
     for name, parcel in parcels.items():
         batch[name] = parcel
         if sum(sizes[each] for each in batch) >= TEST_BYTES or name == [*parcels][-1]:
-            yield Batch(hospital, run.state.test_round, batch, labels, sizes)
+            yield batch
             batch = {}
 
 
-def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
+def _letter(run: Run, node: int, batch: Batch) -> Letter[Batch]:
     def content() -> Content:
         parcels = {name: run.state.strip_encoder(each) for name, each in batch.parcels.items()}
-        encoder = run.state.undelivered_encoder(batch.hospital)
+        encoder = run.state.undelivered_encoder(batch.order.hospital)
         return {**bundle(parcels), **encoder}
 
-    return run.letter("evaluate", node, order, batch, content)
+    return run.letter("evaluate", node, batch.order, batch, content)
 
 
 def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     """Record a hospital's figures of each model; those of the whole message are divided evenly."""
-    hop, batch = run.state.hop, delivery.letter.about
-    delivery, reported = admit(delivery, admit_tested, batch.parcels)
-    state = run.state
-    state.note_delivered(batch.hospital, [state.encoder_hash], arrived=reported is not None)
-    answer = Event.from_delivery(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
+    state, batch = run.state, delivery.letter.about
+    hop, hospital = state.hop, batch.order.hospital
+    delivery, reported = admit(delivery, admit_tested, batch.order, batch.parcels)
+    state.note_delivered(hospital, [state.encoder_hash], arrived=reported is not None)
+    answer = Event.from_delivery(delivery, hospital, round=batch.round, hop=hop, metrics={})
     reported = reported or {}
     for verb in ("ensemble", "standalone"):
         if figures := reported.get(verb):
-            run.journal.record(Event(verb, batch.round, hop, batch.hospital, metrics=figures))
+            run.journal.record(Event(verb, batch.round, hop, hospital, metrics=figures))
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in reported.get("", {}).items()}
     for name, parcel in batch.parcels.items():
@@ -164,7 +168,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
         run.journal.record(event)
         useless = event.outcome == Failure.USELESS.name.lower()
         if event.outcome == "ok" or useless:
-            state.judgements.setdefault(parcel, {})[batch.hospital] = useless
+            state.judgements.setdefault(parcel, {})[hospital] = useless
 
 
 def _read_refusal(event: Event) -> Event:

@@ -10,6 +10,7 @@ import random
 import struct
 import zipfile
 import zlib
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -410,7 +411,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
             (first, first.classes),
         ),
         ("train", trained, admit_trained, (visit, given, {}, check_memory, True)),
-        ("evaluate", {"metrics": about}, admit_tested, ("a",)),
+        ("evaluate", {"metrics": about}, admit_tested, (replace(visit, ensemble=True), ("a",))),
     ]
     for verb, good, check, expected in answers:
         assert admit(carried(verb, RecordDict(good)), check, *expected)[1] is not None
@@ -481,3 +482,21 @@ def test_whatever_one_member_answers_the_run_goes_on_for_the_others(seed):
     failed = [event for event in ledger.events if event.outcome != "ok"]
     # Elsewhere fails at most what began as a model of the hospital that answers so.
     assert all(e.hospital in ("h2", "node 102") or e.lineage == "h2" for e in failed)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("ensemble/accuracy", "figures of 'ensemble'"),
+        ("standalone/accuracy", "figures of 'standalone'"),
+        ("a/accuracy-of-task-50", "figures of task 50"),
+        ("accuracy-in-task-3", "figures of task 3"),
+        ("a/accuracy-of-task-2", ""),
+    ],
+)
+def test_figures_that_no_order_asks_for_do_not_count(key, words):
+    order = Order(1, 1, "h0", ["a", "b"], "plain", "run", task=2)
+    answer = carried("evaluate", RecordDict({"metrics": MetricRecord({key: 0.5})}))
+    delivery, admitted = admit(answer, admit_tested, order, ["a"])
+    assert words in delivery.reason
+    assert (admitted is None) == bool(words)
