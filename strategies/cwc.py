@@ -19,10 +19,32 @@ Deviations:
 The hospital's half: learning/learners/cwc.py.
 """
 
+from flwr.app import ArrayRecord
+
 from strategies.cwt_serial import CWTSerial
+from strategies.protocol.parcel import Layout, is_sealed
+from strategies.protocol.records import ParcelError
 
 
 class CWC(CWTSerial):
     """Serial hand-off with the consolidating learner."""
 
     learner = "cwc"
+
+    def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
+        """Refuse a memory that is no C of its model; of a sealed one nothing is known.
+
+        The server does not know which arrays are parameters; weights and biases are.
+
+        Raises:
+            ParcelError: The memory is something else.
+        """
+        if is_sealed(memory):
+            return
+        least = {name for name in layout if name.endswith((".weight", ".bias"))}
+        fits = least <= {*memory} <= {*layout} and all(
+            (array.dtype, tuple(array.shape)) == ("float32", layout[name][1])
+            for name, array in memory.items()
+        )
+        if not fits or any((array.numpy() < 0).any() for array in memory.values()):
+            raise ParcelError("The memory is no consolidation matrix of its model.")

@@ -1,9 +1,10 @@
 """Undoing: a hospital refuses a useless model, and the lineage goes on from its last good copy.
 
 The last good copy is the newest that a hospital other than its maker has trained on without
-refusing it. So no hospital can replace it with garbage of its own. A hospital that refuses a good
-model undoes one visit; its refusal of the copy before has no effect. A tested model is undone if
-half or more of the hospitals refuse it, its maker not counted.
+refusing it. So no hospital can replace it with a useless model of its own. A copy that hospitals
+cannot read is not undone (`PARCEL`, not `USELESS`): admission must refuse it. A hospital that
+refuses a good model undoes one visit; its refusal of the copy before has no effect. A tested model
+is undone if half or more of the hospitals refuse it, its maker not counted.
 """
 
 from collections.abc import Collection

@@ -2,13 +2,16 @@
 
 import re
 
+import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from strategies.protocol.parcel import bundle, check_parcel, pack, parcel_in
+from strategies.protocol.records import ParcelError
+from strategies.registry import strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
@@ -218,3 +221,34 @@ def test_wrong_copies_are_refused(kind, words):
     first, second = ledger.of("train")
     assert (first.outcome, second.outcome) == ("ok", "parcel")
     assert re.search(words, second.reason)
+
+
+LAYOUT = {
+    "body.weight": ("float32", (2, 3)),
+    "bn.running_var": ("float32", (2,)),
+    "token": ("float32", (2,)),
+}
+MATRIX = {"body.weight": np.ones((2, 3), "f4"), "token": np.ones(2, "f4")}
+
+
+def check_matrix(arrays):
+    record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
+    strategy_of(settings(strategy="cwc")).check_memory(record, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body.weight": np.ones((3, 2), "f4")},
+        {"body.weight": np.ones((2, 3))},
+        {"body.weight": -np.ones((2, 3), "f4")},
+        {"other": np.ones(1, "f4")},
+    ],
+)
+def test_a_memory_that_is_no_consolidation_matrix_is_refused_by_the_server(changes):
+    """Else it would stay the last good copy, and no later hospital could begin its visit."""
+    check_matrix(MATRIX)
+    with pytest.raises(ParcelError, match="no consolidation matrix"):
+        check_matrix(MATRIX | changes)
+    with pytest.raises(ParcelError, match="no consolidation matrix"):
+        check_matrix({"token": MATRIX["token"]})
