@@ -145,10 +145,16 @@ def build_global(
 def average(
     state: State, trained: Sequence[Model], equal: bool, name: str = "model"
 ) -> ArrayRecord:
-    """The mean of a record in its own dtypes, weighted by training images unless `equal`."""
+    """The mean of a record in its own dtypes, weighted by training images unless `equal`.
+
+    Only records with the arrays that most have count: parameters may lack an optimizer's state.
+    """
     # Imported here: a hospital needs this module to check orders, and never averages.
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
+    arrays = [tuple(sorted(network(state, each, name))) for each in trained]
+    ((most, _),) = Counter(arrays).most_common(1)
+    trained = [each for each, own in zip(trained, arrays, strict=True) if own == most]
     counts = [1 if equal else each.num_examples for each in trained]
     records = [
         RecordDict({name: network(state, each, name), "metrics": MetricRecord({"n": count})})

@@ -34,6 +34,15 @@ def test_the_average_is_weighted_by_numbers_of_images_or_not(state, equal, expec
     assert mean["w"].numpy().tolist() == expected
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_record_without_arrays_that_most_have_does_not_count(state, first):
+    """Such is an optimizer's state with some parameters alone."""
+    models = [model(state, 1.0, a=np.float32(k), b=np.float32(2)) for k in (1, 3)]
+    models.insert(first, model(state, 1.0, a=np.float32(100)))
+    mean = average(state, models, equal=False)
+    assert {name: array.numpy().item() for name, array in mean.items()} == {"a": 2, "b": 2}
+
+
 def test_dtypes_and_scalars_survive_the_average(state):
     """Counters are averaged and rounded: (10 + 13) / 2 = 11.5, to the even 12."""
     first = model(state, 1.0, n=np.int64(10), h=np.float16(1))
