@@ -1,5 +1,7 @@
 """FIL-VER as a whole: real hospitals behind a fake grid, digits in two tasks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -166,7 +168,7 @@ def test_a_server_training_that_diverges_leaves_the_average_as_it_is(tmp_path, m
         raise DivergedError("Training diverged.")
 
     monkeypatch.setattr(server_training, "rehearse", diverge)
-    strategy = strategy_of(settings(strategy="fil-ver", model="vee"))
+    strategy: Any = strategy_of(settings(strategy="fil-ver", model="vee"))
     state = State(Shelf(tmp_path), "run")
     arrays = ArrayRecord({"classifier.w": Array(np.array([2.0], "f4"))})
     sent = state.shelf.put(

@@ -107,12 +107,16 @@ def test_an_answer_that_cannot_be_checked_is_a_failure_of_its_sender(monkeypatch
 
 def test_a_superlink_that_is_lost_is_no_failure_of_a_hospital():
     class Lost(FakeGrid):
+        lost = False
+
         def pull_messages(self, message_ids):
-            self.get_node_ids = self.lost
+            self.lost = True
             raise ConnectionError
 
-        def lost(self):
-            raise ConnectionError
+        def get_node_ids(self):
+            if self.lost:
+                raise ConnectionError
+            return super().get_node_ids()
 
     with pytest.raises(ConnectionError):
         list(Courier(Lost({1: answer})).exchange(letters(1)))

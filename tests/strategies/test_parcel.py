@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -135,7 +137,7 @@ def test_the_longest_answer_is_a_line_that_the_server_can_read(monkeypatch):
     numbered = [name.replace("#", "9" * 6) for name in may_leave.METRICS if "#" in name]
     assert max(map(len, numbered)) <= len(longest)  # few names have no number
     monkeypatch.setattr(may_leave, "MOST_METRICS", 2)
-    three = {f"train-images-of-class-{k}": 1.0 for k in range(3)}
+    three: dict[str, Any] = {f"train-images-of-class-{k}": 1.0 for k in range(3)}
     with pytest.raises(UndeclaredError, match="3 metrics in one answer"):
         may_leave.check_answer("query.prepare", RecordDict({"metrics": MetricRecord(three)}))
 
