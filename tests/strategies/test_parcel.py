@@ -1,5 +1,4 @@
 from dataclasses import replace
-
 from typing import Any
 
 import numpy as np
