@@ -91,7 +91,9 @@ class Asynchronous(Strategy):
         if self.base.stays and model.turns:
             others = [each for each in sorted(state.queues) if each != hospital]
             source = _draw(others or [hospital], self._rng(model))
-        return replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
+        visit = replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
+        _, _, makers = state.ordered.get(visit.key, (0, 0.0, visit.replay))  # before a kill
+        return replace(visit, replay=tuple(makers))
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """Send the model on; a hospital that now rests gives back its whole queue."""

@@ -209,10 +209,11 @@ class Engine:
         state = self.state
         if visit.key not in state.ordered:
             here = f"{visit.hospital} "  # a hospital has one visit at a time
-            ends = [end for key, (_, end) in state.ordered.items() if key.startswith(here)]
+            ends = [end for key, (_, end, _) in state.ordered.items() if key.startswith(here)]
             begins = max([state.clock, *ends])
-            state.ordered[visit.key] = state.round, begins + self._seconds(visit.hospital)
-        round_, end = state.ordered[visit.key]
+            end = begins + self._seconds(visit.hospital)
+            state.ordered[visit.key] = state.round, end, [*visit.replay]
+        round_, end, _ = state.ordered[visit.key]
         order = self.run.order(
             visit.hospital,
             round=round_,

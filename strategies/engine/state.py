@@ -78,9 +78,9 @@ class State:
     # For a method that does not wait: the models that each hospital will train, first one first.
     # Every model is in exactly one queue.
     queues: dict[str, list[str]] = field(default_factory=dict)
-    # For each visit that is under way, by its key: the round of its first order, and its end in
-    # virtual time
-    ordered: dict[str, tuple[int, float]] = field(default_factory=dict)
+    # For each visit that is under way, by its key: the round of its first order, its end in virtual
+    # time, and the hospitals whose buffers are trained on
+    ordered: dict[str, tuple[int, float, list[str]]] = field(default_factory=dict)
     # The round of the newest copy of each model that each hospital was sent to train, by the key of
     # the visit
     sent: dict[str, int] = field(default_factory=dict)

@@ -149,6 +149,18 @@ def test_feder_replays_the_buffer_of_the_hospital_that_hands_on(variant):
                 assert replayed == own + [each for each in before[-1:] if each != visit.hospital]
 
 
+def test_a_visit_from_before_a_kill_replays_the_same_buffer_though_a_hospital_has_joined(tmp_path):
+    method = strategy_of(settings(strategy="feder", feder__variant="buffer-only"))
+    state = State(Shelf(tmp_path), "run", queues={name: [name] for name in ("h0", "h1")})
+    state.models = {name: Model(name, name, "", turns=1) for name in state.queues}
+    state.buffers = dict.fromkeys(("h0", "h1", "h2"), "buffer")
+    first = {visit.key: visit for visit in method.plan(state)}
+    state.ordered = {key: (1, 0.0, [*visit.replay]) for key, visit in first.items()}
+    for late in range(2, 12):
+        state.queues[f"h{late}"] = []
+    assert {visit.key: visit for visit in method.plan(state)} == first
+
+
 def test_a_round_is_as_many_visits_as_there_are_models():
     _, ledger = done(settings(num_server_rounds=7))
     assert Counter(event.round for event in ledger.of("train")) == dict.fromkeys(range(1, 8), 5)
