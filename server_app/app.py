@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from logging import INFO, WARNING
 from pathlib import Path
+from time import monotonic
 
 from flwr.app import Context
 from flwr.common import log
@@ -17,7 +18,7 @@ from server_app.notices import notices
 from server_app.results import Results
 from server_app.summary import Summary
 from server_app.workers import WorkersGrid
-from strategies.engine.courier import Courier
+from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run
 from strategies.engine.strategy import RunError
@@ -53,8 +54,10 @@ def main(grid: Grid, context: Context) -> None:
             for notice in notices(settings, strategy, simulated=courier.simulates):
                 log(WARNING, "%s", notice)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
+            began = monotonic()
             baseline = _run_baseline(settings, chosen, results.path)
-        summary = results.finish(state, baseline)
+            others = monotonic() - began
+        summary = results.finish(state, baseline, others)
     except (Exception, KeyboardInterrupt) as raised:
         error = results.explain(raised)
         results.fail(error, state)
@@ -80,7 +83,7 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
         results, state = Results.open(same)
         Engine(Run(same, strategy, state, courier, results), results.keep).go()
         return results.finish(state)
-    except (RunError, SettingsError) as error:
+    except (RunError, SettingsError, SimulationBroken, OSError) as error:
         log(WARNING, "There is no run by %s to compare with: %s", settings.baseline, error)
         return None
 

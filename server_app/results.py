@@ -326,9 +326,12 @@ class Results:
         self._rounds.append(measured)
         return measured
 
-    def finish(self, state: State, baseline: Summary | None = None) -> Summary:
-        """Write the files of a completed run; returns its summary, compared with a baseline."""
-        summary = self._close(state, "", baseline)
+    def finish(self, state: State, baseline: Summary | None = None, others: float = 0.0) -> Summary:
+        """Write the files of a completed run; returns its summary, compared with a baseline.
+
+        `others` are seconds that do not count, since the baseline ran.
+        """
+        summary = self._close(state, "", baseline, others)
         checkpoint.remove(self._checkpoint)
         return summary
 
@@ -366,8 +369,9 @@ class Results:
         else:
             log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
 
-    def _close(self, state: State, error: str, baseline: Summary | None = None) -> Summary:
-        others = baseline.wall_seconds if baseline else 0.0
+    def _close(
+        self, state: State, error: str, baseline: Summary | None = None, others: float = 0.0
+    ) -> Summary:
         wall_seconds = monotonic() - self._began - others
         events = self._all_events()
         summary = self._summarise(events, state.outputs, wall_seconds, error)

@@ -81,6 +81,7 @@ class FedRewind(Strategy):
         self.rewind = settings.section("rewind", RewindSettings)
         self.base = BASES[self.rewind.base](settings)
         self.reads_models = self.base.reads_models
+        self.begins_at_home = self.base.begins_at_home
         self.averages = isinstance(self.base, FedAvg)
         self.learner = "fedrewind-averaged" if self.averages else "fedrewind"
         if self.base.learner != "plain":

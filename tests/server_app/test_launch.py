@@ -8,9 +8,10 @@ import pytest
 
 from cli import main
 from server_app import launch as module
-from server_app.app import app
+from server_app.app import _run_baseline, app
+from strategies.engine.courier import SimulationBroken
 from strategies.engine.strategy import RunError
-from tests.fakes import run_config
+from tests.fakes import FakeGrid, run_config, settings
 
 
 @pytest.fixture
@@ -112,6 +113,17 @@ def test_a_run_that_fails_says_how_to_resume_it(
     assert words in said
     assert f"Resume it with --run-config '{folder}/checkpoint/resume.toml'" in said
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize("error", [SimulationBroken("Memory ran out."), OSError(28, "No space")])
+def test_a_baseline_that_fails_leaves_its_run_as_it_is(error, monkeypatch, tmp_path):
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr("server_app.app.Engine.go", fail)
+    monkeypatch.setattr("server_app.app.Courier.simulates", True)
+    chosen = settings(baseline="standalone")
+    assert _run_baseline(chosen, FakeGrid({}), tmp_path) is None
 
 
 def test_a_fault_of_the_program_is_shown_whole(launch):
