@@ -331,7 +331,8 @@ class Exchange(Generic[AboutT]):
         grid, simulates, waiting = self.courier.grid, self.courier.simulates, [*self._outstanding]
         # A deployment's Grid decodes what hospitals sent, and loses all answers of a pull if one
         # cannot be decoded. So there each answer is pulled alone.
-        for ids in [[each] for each in waiting] if not simulates else [waiting] if waiting else []:
+        pulls = [waiting] if simulates and waiting else [[each] for each in waiting]
+        for ids in pulls:
             try:
                 replies = [*grid.pull_messages(ids)]
             except Exception as error:
