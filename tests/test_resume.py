@@ -234,7 +234,7 @@ def test_a_run_may_be_killed_several_times(strategy, ends, seed, tmp_path_factor
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.parametrize("end", range(35, 80, 5))
+@pytest.mark.parametrize("end", range(50, 95, 5))
 def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_path):
     run = Run(tmp_path, "cwt", num_server_rounds=4)
     assert not run.part(end)
