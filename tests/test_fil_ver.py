@@ -131,7 +131,7 @@ def test_the_server_trains_with_the_round_s_rate_and_without_weights_of_classes(
         return {"train-loss": 1.0}
 
     monkeypatch.setattr("learning.server_training.train", train)
-    changes = {"num_server_rounds": 2, "train__halve_every": 1, "train__class_balance": "loss"}
+    changes = {"num_server_rounds": 2, "train__halve_every": 2, "train__class_balance": "loss"}
     fil_ver(tmp_path, **changes)
     assert seen == [(0.001, "none", None), (0.0005, "none", None)]
 

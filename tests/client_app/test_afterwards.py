@@ -778,10 +778,9 @@ def commands_of(page):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, capsys):
+def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch, capsys):
     """With $D as the demo leaves it, and $R an open run; ONNX is tested where it is written."""
-    place = tmp_path / "demo"
-    shutil.copytree(run.place, place)
+    place = Finished(tmp_path / "demo").place
     own = {"name": "graz", "data": str(place / "images" / "graz"), "members": "first-use"}
     write_own(place / "graz", "hospital.toml", own)
     simulated = Finished(tmp_path / "open", sealed=False, keep=dict.fromkeys(NAMES, "none"))

@@ -109,7 +109,6 @@ def test_a_run_takes_whom_the_preflight_lets_pass(classes, sizes, patients, chan
         ({"image_size": 64}, "'gan.preset' is 'tiny', for images of 16 pixels"),
         ({"model": "resnet"}, "resnet"),
         ({"train__dp__noise_multiplier": 1.0, "strategy": "cwt", "model": "resnet18"}, "batch"),
-        ({"test_per_class": "15"}, "'test-per-class' is 15"),
         ({"classes": "a,b,c", "tasks": 2}, "'task-classes' is 0"),
         ({"pretrained": "/no/such.safetensors"}, "pretrained"),
     ],
@@ -119,6 +118,15 @@ def test_what_enrolment_or_preparation_would_refuse_is_red(changes, words, tmp_p
     (finding,) = (f for f in card_of(tmp_path, **changes).findings if f.level == "red")
     assert finding.problem == "refused"
     assert words in finding.text.lower()
+
+
+@pytest.mark.slow
+def test_too_many_test_images_of_each_class_are_red(tmp_path):
+    write(tmp_path / "data", {"a": 15, "b": 15})
+    findings = card_of(tmp_path, test_per_class="15").findings
+    (finding,) = (each for each in findings if each.level == "red")
+    assert finding.problem == "no-split"
+    assert "'test-per-class' is 15" in finding.text
 
 
 @pytest.mark.parametrize(
