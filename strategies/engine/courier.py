@@ -32,6 +32,9 @@ from strategies.protocol.text import printable
 # Seconds between two looks at the mailbox: a share of the time waited so far. So looks cost little,
 # and an answer lies there only for a small part of the time that it took.
 PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
+# A pause is at least so many times as long as the last look: in a deployment a look has one request
+# for each message under way, so with hundreds of hospitals the server would do nothing but look.
+PAUSE_AFTER_LOOK = 4.0
 # Seconds in which a hospital must answer that it takes messages; before its first answer it may
 # still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
@@ -276,9 +279,11 @@ class Exchange(Generic[AboutT]):
         last_answer = time.monotonic()
         while not self._finished:
             self._send_waiting()
+            look_began = time.monotonic()
             if not self._finished:
                 self._finished.extend(self._collect())
             now = time.monotonic()
+            look_seconds = now - look_began
             if now - self._looked >= LOOK_ROUND:
                 self._looked = now
                 self.meanwhile()
@@ -286,8 +291,8 @@ class Exchange(Generic[AboutT]):
                 break
             sent = [(each.letter, each.since) for each in self._outstanding.values()]
             self.courier.waits_for([Awaited(a.hospital, a.verb, since) for a, since in sent])
-            pause = max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE)
-            self.courier.pause(min(pause, LONGEST_PAUSE))
+            pause = min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE)
+            self.courier.pause(max(pause, min(PAUSE_AFTER_LOOK * look_seconds, LOOK_ROUND)))
         delivery = self._finished.popleft()
         if not (self._finished or self._outstanding or self._queues):
             self.courier.waits_for([])

@@ -144,6 +144,25 @@ def test_a_hospital_that_never_answers_is_given_up(monkeypatch):
     assert deliveries[2].failure is None
 
 
+def test_looks_take_at_most_a_fifth_of_the_time_that_is_waited(monkeypatch):
+    class Slow(FakeGrid):
+        def pull_messages(self, message_ids):
+            now[0] += 0.2
+            return super().pull_messages(message_ids)
+
+    now, pauses = [0.0], []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(courier.time, "monotonic", lambda: now[0])
+    post = Courier(Slow(dict.fromkeys((1, 2), lambda message: None)))
+    post.pause = pause
+    assert {each.failure for each in post.exchange(letters(1, 2))} == {Failure.TIMEOUT}
+    assert min(pauses) == pytest.approx(4 * (2 * 0.2))
+
+
 def test_messages_live_as_long_as_the_hospital_may_take():
     grid = FakeGrid({1: answer})
     list(Courier(grid).exchange(letters(1, limit=42.0)))
