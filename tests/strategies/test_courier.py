@@ -156,7 +156,7 @@ def test_looks_take_at_most_a_fifth_of_the_time_that_is_waited(monkeypatch):
         pauses.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(courier.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     post = Courier(Slow(dict.fromkeys((1, 2), lambda message: None)))
     post.pause = pause
     assert {each.failure for each in post.exchange(letters(1, 2))} == {Failure.TIMEOUT}
