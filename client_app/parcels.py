@@ -36,7 +36,7 @@ from strategies.protocol.parcel import (
     layout_of,
     restore_encoder,
 )
-from strategies.protocol.records import ParcelError, find_record
+from strategies.protocol.records import ParcelError, find_record, size_of
 from strategies.protocol.sums import check_sums
 
 
@@ -120,13 +120,15 @@ def open_buffers(request: Request) -> list[Samples]:
         return [_buffer(request, *each) for each in request.order.hash_of.items()]
 
 
-def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
-    """Keep a buffer, in its travelling form, under its hash.
+def keep(hospital: Hospital, kind: str, hash_: str, record: ArrayRecord) -> None:
+    """Keep a buffer or an encoder, in its travelling form, under its hash.
 
     Raises:
         PolicyError: The hospital's store would be too large.
     """
-    _keep(hospital, f"buffers/{hash_}", buffer)
+    check_disk(hospital.machine, hospital.store.folder.parent, size_of(record))
+    arrays = {key: array.numpy() for key, array in record.items()}
+    hospital.store.save(f"{kind}s/{hash_}", arrays)
 
 
 def _encoder(request: Request) -> ArrayRecord:
@@ -142,14 +144,8 @@ def _encoder(request: Request) -> ArrayRecord:
     sent = find_record(request.message.content, "encoder", ArrayRecord)
     record = _sent_or_kept(hospital, sent, "encoder", hash_)
     if sent:
-        _keep(hospital, f"encoders/{hash_}", sent)
+        keep(hospital, "encoder", hash_, sent)
     return record
-
-
-def _keep(hospital: Hospital, name: str, record: ArrayRecord) -> None:
-    size = sum(len(array.data) for array in record.values())
-    check_disk(hospital.machine, hospital.store.folder.parent, size)
-    hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
 
 
 def _local(request: Request, network: nn.Module) -> set[str]:
@@ -192,7 +188,7 @@ def _buffer(request: Request, maker: str, hash_: str) -> Samples:
     log_once(f"The buffer of {maker!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
     note_dossier(request.run, maker, dossier_hash(opened))
     if sent:
-        keep_buffer(hospital, hash_, sent)
+        keep(hospital, "buffer", hash_, sent)
     return samples.to(hospital.device)
 
 

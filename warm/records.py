@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from strategies.protocol.parcel import count_bytes
 from strategies.protocol.records import ParcelError, array_records
 
 HEAD = 2**26  # most bytes of a head
@@ -44,7 +45,7 @@ def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict)
     records = [_describe(name, record) for name, record in content.items()]
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in array_records(content).values() for array in record.values()]
-    if len(head) > HEAD or sum(len(array.data) for array in arrays) > ARRAYS:
+    if len(head) > HEAD or count_bytes(content) > ARRAYS:
         raise ParcelError(f"A message is too large: the limit is {ARRAYS} bytes of arrays.")
     put(len(head).to_bytes(8, "big") + head)
     for array in arrays:

@@ -19,6 +19,7 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
 from strategies.protocol.may_leave import Failed
+from strategies.protocol.records import size_of
 from warm import records
 
 SMALL = 2**14  # bytes; a smaller record goes through the socket
@@ -129,11 +130,6 @@ class Wire:
             return facts, RecordDict(
                 {name: _read(next(rest)) if large else small[name] for name, large in names}
             )
-
-
-def size_of(record: ArrayRecord) -> int:
-    """The size of the arrays of a record, in bytes."""
-    return sum(len(array.data) for array in record.values())
 
 
 def _write(record: ArrayRecord) -> int:

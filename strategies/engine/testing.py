@@ -10,6 +10,7 @@ from strategies.engine.run import Content, Run
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle
+from strategies.protocol.records import size_of
 from strategies.protocol.settings import rng_for
 
 # A message has several models to test, but stays well below Flower's limit.
@@ -88,7 +89,7 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
     last = state.test_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
     parcels = _parcels_to_test(run, hospital, models)
-    once = sum(len(array.data) for array in state.encoder_arrays.values())  # of the encoder
+    once = size_of(state.encoder_arrays)
     sizes = {name: state.shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
     labels = {name: state.shelf.label(parcel) for name, parcel in parcels.items()}
     batches = list(_batches(parcels, sizes))

@@ -37,6 +37,7 @@ from strategies.protocol.records import (
     array_records,
     find_record,
     from_record,
+    size_of,
     to_record,
 )
 
@@ -288,9 +289,7 @@ def unbundle(content: RecordDict) -> dict[str, RecordDict]:
 
 def count_bytes(content: RecordDict) -> int:
     """Bytes of the arrays of a message, nearly its whole size."""
-    return sum(
-        len(array.data) for record in array_records(content).values() for array in record.values()
-    )
+    return sum(map(size_of, array_records(content).values()))
 
 
 def save(parcel: RecordDict, path: Path) -> None:

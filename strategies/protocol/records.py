@@ -1,10 +1,11 @@
 """Frozen dataclasses as Flower records, and back, with strict checks."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 RecordT = TypeVar("RecordT")
 KindT = TypeVar("KindT", ArrayRecord, ConfigRecord, MetricRecord)
@@ -30,6 +31,11 @@ def find_record(content: RecordDict, name: str, kind: type[KindT]) -> KindT | No
 def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
     """All records of arrays, by name."""
     return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+
+
+def size_of(arrays: Mapping[str, Array]) -> int:
+    """The size of arrays, in bytes."""
+    return sum(len(array.data) for array in arrays.values())
 
 
 def to_record(value: Any) -> ConfigRecord:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from strategies.protocol.records import size_of
 from warm import wire
 from warm.wire import FILES, SMALL, Outbox, Wire
 
@@ -84,7 +85,7 @@ def test_what_was_sent_long_ago_is_sent_again(writes, monkeypatch):
     assert writes == [*sent, sent[0]]
 
 
-SIZE = wire.size_of(record(0))
+SIZE = size_of(record(0))
 
 
 @pytest.mark.parametrize("kept", [(2 * SIZE, 9), (9 * SIZE, 2)])
