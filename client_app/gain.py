@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import fmean
 
 from flwr.common import log
-from torch import Tensor
 
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, name_images, own_data
@@ -29,7 +28,7 @@ from client_app.store import DEFAULT
 from learning.evaluation import score
 from learning.intervals import mean_over_splits
 from learning.learners.sums import Sums as Learner
-from learning.sums import KAPPAS, RIDGES, Sums, choose, solve
+from learning.sums import KAPPAS, RIDGES, Head, Sums, choose, solve
 from pages.figures import Figure
 from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
 from strategies.protocol.classes import group_spellings, quote, sort_classes
@@ -143,14 +142,14 @@ def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) 
     sums = [each.sums() for each in images]
     total = sum(sums[1:], sums[0])
 
-    def solve_at(k: int, others: Sums, kappas: Sequence[int]) -> Tensor:
+    def solve_at(k: int, others: Sums, kappas: Sequence[int]) -> Head:
         rng = rng_for(settings.seed, "folds", hospital=names[k])
         ridge, kappa = choose(others, images[k], RIDGES, kappas, rng)
         return solve(others + sums[k] * (1 + kappa), ridge)
 
-    def test(head: Tensor, k: int) -> Metrics:
+    def test(head: Head, k: int) -> Metrics:
         held_out = parts[k].test
-        scores = (held_out.images.flatten(1) @ head.T).softmax(dim=1)
+        scores = head.scores(held_out.images.flatten(1)).softmax(dim=1)
         return score(scores, held_out.labels)
 
     every = range(len(names))

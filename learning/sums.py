@@ -10,6 +10,18 @@ and the score of class c is w_c · z: Fed3R (Fanì et al., ICML 2024, arXiv:2406
 federated learning (He et al., arXiv:2405.16240) and FedCGS (Guan et al., AAAI 2025,
 arXiv:2503.06962). With its own sums counted 1 + κ times, a hospital gets a classifier for home.
 
+**With noise** 1 / n_c would multiply the noise of a rare class in A. The classifier of the totals
+is then the linear discriminant analysis of Gaussian classes with one covariance S and equal priors
+(Fisher, 1936), whose only figures of a class are its mean m_c and its count:
+
+    w_c = (S + λ tr(S)/d I)⁻¹ m_c    bias_c = -w_c · m_c / 2    S = Σ_c G_c / n - Σ_c n_c/n m_c m_cᵀ
+
+n = Σ_c n_c, and negative eigenvalues of S become 0. A count below four standard deviations of its
+noise counts as so many. The noise in a mean has a known length, so the means are moved towards the
+mean m of all images (James and Stein, 1961), where σ_c² is the variance of a number of s_c / n_c:
+
+    m_c = m + max(0, 1 - d σ_c² / ‖s_c / n_c - m‖²) (s_c / n_c - m)
+
 **Sums are whole numbers, modulo 2^64.** z is truncated to multiples of 2^-12, towards zero, so that
 no norm grows. All sums are multiples of 2^-24. So addition is exact: no order of hospitals changes
 a bit, subtraction removes a hospital exactly, and a mask of uniform random numbers hides all sums.
@@ -18,7 +30,6 @@ The totals of 2^30 images fit.
 Shapes: `n` images, `d` features, `K` classes, `t = d (d + 1) / 2` entries of a triangle.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +42,8 @@ from torch import Tensor
 
 GRID = 2**12  # steps of a feature from 0 to 1
 ALIKE = 2**20  # the total weight of a hospital, if hospitals weigh alike
-SHARES = {"counts": 0.2, "firsts": 0.5, "seconds": 0.84}  # of an image's norm, for noise
-SHARPNESS = 10.0  # scores are near 0 and 1; this makes probabilities of them
+SHARES = {"counts": 0.2, "firsts": 0.8, "seconds": 0.56}  # of an image's norm, for noise
+SHARPNESS = 10.0  # scores of the ridge are near 0 and 1; this makes probabilities of them
 RIDGES = (1.0, 0.1, 0.01, 0.001)  # the values of λ to choose from
 KAPPAS = (0, 1, 3, 10, 30)  # the values of κ to choose from
 FOLDS = 5
@@ -130,13 +141,24 @@ def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tens
     return _shorten(_shorten(features) @ _signs(dimensions, features.shape[1], rng).T)
 
 
-def lift(head: Tensor, width: int, rng: np.random.Generator) -> Tensor:
-    """A classifier [K, d'] of projected features, as one [K, d] of the features themselves."""
-    dimensions = head.shape[1]
-    if dimensions == width:
-        return head
-    signs = _signs(dimensions, width, rng)
-    return torch.mm(head.double(), signs).float()
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear classifier; probabilities are the softmax of its scores."""
+
+    weights: Tensor  # float [K, d]; 0 for a class that nobody has
+    biases: Tensor  # float [K]
+
+    def scores(self, features: Tensor) -> Tensor:
+        """The scores [n, K] of features [n, d]."""
+        return features @ self.weights.T + self.biases
+
+    def lift(self, width: int, rng: np.random.Generator) -> "Head":
+        """The classifier of d features that has the scores of this one of d' projected features."""
+        dimensions = self.weights.shape[1]
+        if dimensions == width:
+            return self
+        lifted = torch.mm(self.weights.double(), _signs(dimensions, width, rng))
+        return Head(lifted.float(), self.biases)
 
 
 def _signs(dimensions: int, width: int, rng: np.random.Generator) -> Tensor:
@@ -151,45 +173,55 @@ def _shorten(vectors: Tensor) -> Tensor:
     return vectors / lengths.clamp_min(1)
 
 
-def solve(total: Sums, ridge: float, least: float = 0.0) -> Tensor:
-    """The classifier W of the totals, float [K, d], times `SHARPNESS`; 0 for an absent class.
+def solve(total: Sums, ridge: float, noise: float = 0.0) -> Head:
+    """The classifier of the totals.
 
-    With noise, A may have negative eigenvalues. They become 0 if A + λ tr(A)/d I has some, too.
-    `ridge` is λ. `least` is `least_count` of totals with noise: a class with a count near 0 would
-    multiply its noise in A, and spoil the scores of all classes.
+    `ridge` is λ. `noise` is the standard deviation of the noise of `random_noise` in the totals, in
+    sensitivities; 0 = they are exact.
     """
-    return _classifier(*_equations(total, least), ridge)
+    return _classifier(*_equations(total, noise), ridge, noise)
 
 
-def least_count(multiplier: float, releases: int) -> float:
-    """The count as which a smaller one counts: four standard deviations of its noise.
-
-    `multiplier` is that of `random_noise`, and `releases` the number of noised sums in the totals.
-    """
-    return 4 * multiplier * math.sqrt(releases) / SHARES["counts"] * GRID**2
-
-
-def _equations(total: Sums, least: float) -> tuple[Tensor, Tensor]:
-    """A [d, d] and b [d, K], double."""
+def _equations(total: Sums, noise: float) -> tuple[Tensor, Tensor]:
+    """A [d, d] and b [d, K]; with noise S and m. Double."""
+    if noise:
+        return _covariance_and_means(total, noise)
     counts = total.counts.double()
-    shares = torch.where(counts > 0, 1 / counts.clamp_min(least), 0)
+    shares = torch.where(counts > 0, 1 / counts, 0)
     matrix = unfold(shares @ total.seconds.double())
     return matrix, (total.firsts.double() * shares[:, None]).T
 
 
-def _classifier(matrix: Tensor, targets: Tensor, ridge: float) -> Tensor:
+def _covariance_and_means(total: Sums, noise: float) -> tuple[Tensor, Tensor]:
+    counts, firsts, seconds = (each.double() / GRID**2 for each in vars(total).values())
+    least = 4 * noise / SHARES["counts"]
+    present, used = counts.clamp_min(0), counts.clamp_min(least)
+    images = present.sum().clamp_min(least)
+    whole = firsts.sum(dim=0) / images
+    apart = firsts / used[:, None] - whole
+    lengths = apart.square().sum(dim=1)  # squared, of which noise has `expected`
+    expected = firsts.shape[1] * (noise / SHARES["firsts"] / used).square()
+    means = whole + (1 - expected / lengths).clamp_min(0)[:, None] * apart
+    spread = unfold(seconds.sum(dim=0)) / images - (means.T * present / images) @ means
+    values, vectors = torch.linalg.eigh(spread)
+    return (vectors * values.clamp_min(0)) @ vectors.T, means.T
+
+
+def _classifier(matrix: Tensor, targets: Tensor, ridge: float, noise: float) -> Head:
     width = len(matrix)
     pull = ridge * (matrix.trace() / width).clamp_min(torch.finfo(torch.double).tiny)
     factor, failed = torch.linalg.cholesky_ex(matrix + pull * torch.eye(width, dtype=torch.double))
-    if failed:
+    if failed:  # a hospital sent sums of no images
         values, vectors = torch.linalg.eigh(matrix)
         values = values.clamp_min(0)
-        values += ridge * values.mean()  # noise can make the trace of A negative
+        values += ridge * values.mean()
         inverse = torch.where(values > 0, 1 / values, 0)
         found = vectors @ (inverse[:, None] * (vectors.T @ targets))
     else:
         found = torch.cholesky_solve(targets, factor)
-    return torch.mul(found.T, SHARPNESS).float()
+    if noise:
+        return Head(found.T.float(), (found * targets).sum(dim=0).float() / -2)
+    return Head(torch.mul(found.T, SHARPNESS).float(), torch.zeros(targets.shape[1]))
 
 
 def unfold(triangle: Tensor) -> Tensor:
@@ -208,7 +240,7 @@ def choose(
     ridges: Sequence[float],
     kappas: Sequence[int],
     rng: np.random.Generator,
-    least: float = 0.0,
+    noise: float = 0.0,
 ) -> tuple[float, int]:
     """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
 
@@ -217,11 +249,11 @@ def choose(
     fold. Of equal scores, the one with the smaller κ and then the larger λ wins.
 
     `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
-    values of λ, `kappas` of κ. `least` is as in `solve`.
+    values of λ, `kappas` of κ. `noise` is as in `solve`.
     """
     pairs = [*product(sorted(kappas), sorted(ridges, reverse=True))]
     if len(pairs) > 1:
-        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng, least)
+        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng, noise)
         present = own.labels.unique()
         right = (answers.flatten(0, 1) == own.labels).double()  # [pairs, n]
         recalls = torch.stack([right[:, own.labels == c].mean(dim=1) for c in present])
@@ -236,7 +268,7 @@ def _answers(
     kappas: Sequence[int],
     ridges: Sequence[float],
     rng: np.random.Generator,
-    least: float,
+    noise: float,
 ) -> Tensor:
     """The class of each image by the classifier of its fold: [κ, λ, n]."""
     folds = torch.from_numpy(rng.permutation(own.patients.max() + 1)[own.patients] % FOLDS)
@@ -245,10 +277,10 @@ def _answers(
         held = folds == fold
         fit, seen = own.sums(~held), own.features[held].float()
         for k, kappa in enumerate(kappas):
-            matrix, targets = _equations(others + fit * (1 + kappa), least)
+            equations = _equations(others + fit * (1 + kappa), noise)
             for m, ridge in enumerate(ridges):
-                head = _classifier(matrix, targets, ridge)
-                answers[k, m, held] = (seen @ head.T).argmax(dim=1)
+                head = _classifier(*equations, ridge, noise)
+                answers[k, m, held] = head.scores(seen).argmax(dim=1)
     return answers
 
 

@@ -14,11 +14,10 @@ from learning.sums import (
     GRID,
     SHARES,
     SHARPNESS,
+    Head,
     Images,
     choose,
     compute_sums,
-    least_count,
-    lift,
     project,
     random_mask,
     random_noise,
@@ -66,7 +65,7 @@ def test_the_classifier_is_the_balanced_ridge_of_all_images_in_one_place():
     weights = 1 / counts[labels]
     alpha = 0.1 * (weights * (z**2).sum(axis=1)).sum() / WIDTH
     ridge = Ridge(alpha, fit_intercept=False).fit(z, np.eye(CLASSES)[labels], weights)
-    assert solve(total, 0.1).numpy() / SHARPNESS == pytest.approx(ridge.coef_, abs=1e-5)
+    assert solve(total, 0.1).weights.numpy() / SHARPNESS == pytest.approx(ridge.coef_, abs=1e-5)
 
 
 def test_no_order_changes_a_bit_and_a_hospital_is_taken_away_exactly():
@@ -74,7 +73,8 @@ def test_no_order_changes_a_bit_and_a_hospital_is_taken_away_exactly():
     totals = [a + b + c + d for a, b, c, d in permutations(own)]
     assert all(equal(total, totals[0]) for total in totals)
     assert equal(totals[0] - own[2], own[0] + own[1] + own[3])
-    assert torch.equal(solve(totals[0] - own[2], 0.1), solve(own[0] + own[1] + own[3], 0.1))
+    heads = [solve(each, 0.1) for each in (totals[0] - own[2], own[0] + own[1] + own[3])]
+    assert equal(*heads)
 
 
 def test_a_mask_hides_the_sums_and_comes_off_exactly():
@@ -115,8 +115,9 @@ def test_hospitals_that_weigh_alike_have_the_total_of_their_means():
 def test_a_class_that_nobody_has_gets_no_score():
     z, labels = images(20)
     head = solve(compute_sums(z, labels, CLASSES + 1), 0.1)
-    assert not head[CLASSES].any()
-    assert head[:CLASSES].any(dim=1).all()
+    assert not head.weights[CLASSES].any()
+    assert not head.biases.any()
+    assert head.weights[:CLASSES].any(dim=1).all()
 
 
 def test_a_projection_keeps_lengths_on_average_and_its_classifier_works_on_features():
@@ -124,11 +125,12 @@ def test_a_projection_keeps_lengths_on_average_and_its_classifier_works_on_featu
     projected = project(z, 4, np.random.default_rng(7))
     assert projected.shape == (2000, 4)
     assert projected.norm(dim=1).max() <= 1 + 1e-12
-    head = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(0))
-    lifted = lift(head, WIDTH, np.random.default_rng(7))
+    generator = torch.Generator().manual_seed(0)
+    head = Head(*(torch.randn(*shape, generator=generator) for shape in ((CLASSES, 4), (CLASSES,))))
     short = 0.3 * z  # nothing is shortened
-    expected = project(short, 4, np.random.default_rng(7)) @ head.double().T
-    assert (short.double() @ lifted.double().T).numpy() == pytest.approx(expected, abs=1e-5)
+    expected = head.scores(project(short, 4, np.random.default_rng(7)).float())
+    lifted = head.lift(WIDTH, np.random.default_rng(7))
+    assert lifted.scores(short).numpy() == pytest.approx(expected.numpy(), abs=1e-5)
     whole = project(z, 0, np.random.default_rng(7))
     assert whole.numpy() == pytest.approx(z.double().numpy(), abs=1e-6)
 
@@ -139,9 +141,8 @@ def test_a_lifted_classifier_gives_the_scores_of_projected_features(dimensions):
     short = 0.3 * z  # nothing is shortened
     projected = project(short, dimensions, np.random.default_rng(7))
     head = solve(compute_sums(projected, labels, CLASSES), 0.1)
-    lifted = lift(head, WIDTH, np.random.default_rng(7))
-    expected = projected @ head.double().T
-    assert (short.double() @ lifted.double().T).numpy() == pytest.approx(expected, abs=1e-4)
+    lifted, expected = head.lift(WIDTH, np.random.default_rng(7)), head.scores(projected.float())
+    assert lifted.scores(short).numpy() == pytest.approx(expected.numpy(), abs=1e-4)
 
 
 def test_noise_has_the_announced_deviation_and_a_patient_a_norm_of_at_most_1():
@@ -170,7 +171,7 @@ def scaled_norm(patient):
 @pytest.mark.parametrize("count", [1, 2, 9])
 @pytest.mark.parametrize("kind", ["alike", "random", "apart"])
 def test_a_patient_changes_the_sums_by_a_norm_of_at_most_1(kind, count):
-    """Neighbours: a patient more. Images that are alike have √(0.2² + 0.5² + 0.84²) = 0.998.
+    """Neighbours: a patient more. Images that are alike have √(0.2² + 0.8² + 0.56²) = 0.997.
 
     Of m images with features at right angles, of m classes, the parts have norms of 1/√m.
     """
@@ -186,17 +187,40 @@ def test_a_patient_changes_the_sums_by_a_norm_of_at_most_1(kind, count):
         others = (torch.eye(9)[:5], torch.arange(5), torch.ones(5))
     z, labels, weights = (torch.cat(pair) for pair in zip(own, others, strict=True))
     added = compute_sums(z, labels, 9, weights) - compute_sums(others[0], others[1], 9, others[2])
-    norm, most = scaled_norm(added), math.sqrt(0.2**2 + 0.5**2 + 0.84**2)
+    norm, most = scaled_norm(added), math.sqrt(0.2**2 + 0.8**2 + 0.56**2)
     assert norm <= most < 1
     if kind != "random":
         expected = most if kind == "alike" else most / math.sqrt(count)
         assert norm == pytest.approx(expected, abs=2e-3)
 
 
-def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier():
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_noise_that_makes_a_indefinite_leaves_a_finite_classifier(noise):
     for seed in range(40):  # of some, the trace of A is negative
         total = sums(5) + random_noise(sums(), 5.0, np.random.default_rng(seed).standard_normal)
-        assert solve(total, 0.1).isfinite().all()
+        for each in (total, replace(total, counts=-total.counts.abs()), total * 0):
+            assert all(part.isfinite().all() for part in vars(solve(each, 0.1, noise)).values())
+
+
+def test_with_little_noise_the_classifier_is_linear_discriminant_analysis():
+    z, labels = images(300, 4)
+    head = solve(compute_sums(z, labels, CLASSES), 1e-9, noise=1e-9)
+    z, labels = z.double().numpy(), labels.numpy()
+    means = np.stack([z[labels == c].mean(axis=0) for c in range(CLASSES)])
+    inverse = np.linalg.inv(np.cov((z - means[labels]).T, bias=True))
+    scores = z @ inverse @ means.T - np.einsum("ci,ij,cj->c", means, inverse, means) / 2
+    # Only differences between classes count.
+    found = head.scores(torch.from_numpy(z).float()).double().numpy()
+    assert found - found[:, :1] == pytest.approx(scores - scores[:, :1], rel=0.02, abs=0.1)
+
+
+def test_means_that_differ_less_than_their_noise_are_those_of_all_images():
+    z, _ = images(50)
+    total = compute_sums(z.repeat(CLASSES, 1), torch.arange(CLASSES).repeat_interleave(50), CLASSES)
+    total.firsts[0, 0] += GRID**2  # one of fifty images
+    alike, apart = (solve(total, 0.1, noise).weights for noise in (1.0, 1e-6))
+    assert torch.equal(alike[0], alike[1])
+    assert not torch.equal(apart[0], apart[1])
 
 
 def test_with_noise_a_rare_class_does_not_spoil_the_others():
@@ -212,8 +236,8 @@ def test_with_noise_a_rare_class_does_not_spoil_the_others():
         total = compute_sums(z, labels, len(sizes))
         total += random_noise(total, noise, rng.standard_normal)
         total.counts[-1] = GRID**2  # an absent class, with the noise of one image
-        for least in (0, least_count(noise, 1)):
-            answers = (z.float() @ solve(total, 1.0, least).T).argmax(dim=1)
+        for told in (0, noise):
+            answers = solve(total, 1.0, told).scores(z.float()).argmax(dim=1)
             right = [(answers[labels == c] == c).double().mean() for c in range(len(sizes) - 1)]
             accuracies.append(np.mean(right))
     spoilt, kept = accuracies[::2], accuracies[1::2]
@@ -222,7 +246,7 @@ def test_with_noise_a_rare_class_does_not_spoil_the_others():
 
 def test_a_negative_semidefinite_a_gives_no_scores():
     negative = replace(sums(), seconds=-sums().seconds)
-    assert not solve(negative, 0.1).any()
+    assert not solve(negative, 0.1).weights.any()
 
 
 def test_own_sums_count_more_where_the_others_have_other_classes():

@@ -11,6 +11,7 @@ cryptographic generator; in a simulation from the seed.
 """
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -34,7 +35,6 @@ from learning.sums import (
     SHARES,
     Images,
     Sums,
-    least_count,
     project,
     random_noise,
     unfold,
@@ -99,12 +99,12 @@ class OwnSums:
         sent, exact = _add(self._kept.values()), _add(self._kept.values(), "exact-")
         return sent * self._factor, exact * self._factor
 
-    def least_count(self, ring: Collection[str]) -> float:
-        """The least count of a class in the totals of a ring; 0 without noise."""
+    def noise_in(self, ring: Collection[str]) -> float:
+        """The standard deviation of the noise in the totals of a ring, in sensitivities."""
         if not self.settings.epsilon:
             return 0.0
         releases = len({*ring}) * len(self._kept)
-        return least_count(noise_for(self.settings.epsilon, self.settings.delta), releases)
+        return noise_for(self.settings.epsilon, self.settings.delta) * math.sqrt(releases)
 
     @property
     def all_images(self) -> Images:

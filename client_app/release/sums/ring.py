@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from torch import Tensor, nn
+from torch import nn
 
 from client_app.afterwards.home import keep_own
 from client_app.parcels import pack, unpack
@@ -29,7 +29,7 @@ from client_app.request import Request
 from client_app.run import Kept, count_visit
 from learning.models.taps import last_layer
 from learning.packing import pack_network
-from learning.sums import KAPPAS, RIDGES, Sums, choose, lift, random_mask, solve
+from learning.sums import KAPPAS, RIDGES, Head, Sums, choose, random_mask, solve
 from strategies.protocol.parcel import Manifest, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
@@ -113,9 +113,9 @@ class RingVisit:
             raise ParcelError("The sums of this ring do not have its mask.")
         # After a kill the server may send the same parcel again.
         self.run.save(self._mask, {**mask, "closed": np.array(self.arrived_hash)})
-        least = self.own.least_count(ring)
-        ridge, _ = self._choose(total - sent, [0], least)
-        self._set(solve(total, ridge, least))
+        noise = self.own.noise_in(ring)
+        ridge, _ = self._choose(total - sent, [0], noise)
+        self._set(solve(total, ridge, noise))
         self.sums = total
         return {}
 
@@ -126,9 +126,9 @@ class RingVisit:
             raise ParcelError("This hospital's sums are not in this ring.")
         sent, exact = self.own.load_kept()
         others = self._arrived_sums(sent) - sent
-        kappa, least = self.own.settings.kappa, self.own.least_count(ring)
-        ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa], least)
-        self._set(solve(others + exact * (1 + kappa), ridge, least))
+        kappa, noise = self.own.settings.kappa, self.own.noise_in(ring)
+        ridge, kappa = self._choose(others, KAPPAS if kappa < 0 else [kappa], noise)
+        self._set(solve(others + exact * (1 + kappa), ridge, noise))
         state = {name: each.cpu().numpy() for name, each in self.network.state_dict().items()}
         Kept(self.run, "local").save(self.request.visit, state)
         self._set(None)
@@ -151,21 +151,22 @@ class RingVisit:
             raise ParcelError(f"The parcel has no sums of {like.firsts.shape[1]} features.")
         return self.sums
 
-    def _choose(self, others: Sums, kappas: Sequence[int], least: float = 0.0) -> tuple[float, int]:
+    def _choose(self, others: Sums, kappas: Sequence[int], noise: float = 0.0) -> tuple[float, int]:
         settings, hospital = self.own.settings, self.request.hospital
         rng = rng_for(hospital.settings.seed, "folds", hospital=hospital.name)
         ridges = [settings.ridge] if settings.ridge else RIDGES
-        return choose(others, self.own.all_images, ridges, kappas, rng, least)
+        return choose(others, self.own.all_images, ridges, kappas, rng, noise)
 
-    def _set(self, head: Tensor | None) -> None:
-        """Give the network a classifier [K, d']; None = weights of 0."""
+    def _set(self, head: Head | None) -> None:
+        """Give the network a classifier of d' features; None = weights of 0."""
         layer, seed = last_layer(self.network), self.request.hospital.settings.seed
         with torch.no_grad():
             nn.init.zeros_(layer.bias)
             nn.init.zeros_(layer.weight)
             if head is not None:
-                lifted = lift(head, layer.in_features, rng_for(seed, "projection"))
-                layer.weight += lifted.to(layer.weight.device)
+                lifted = head.lift(layer.in_features, rng_for(seed, "projection"))
+                layer.weight += lifted.weights.to(layer.weight.device)
+                layer.bias.copy_(lifted.biases)
 
     def _keep_alone(self, exact: Sums) -> None:
         """Keep the classifier of the hospital's own sums, for comparison."""
