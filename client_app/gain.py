@@ -94,7 +94,7 @@ def measure_gains(
     places = [str(expand(folder).absolute()) for folder in folders]
     own = [replace(settings, dataset=own_data(place)) for place in places]
     classes = sort_classes({name for each in own for name in _list_classes(each)})
-    if len(classes) < 2:
+    if len(classes) == 1:  # without any class the images cannot be opened below
         raise DataError(f"All images show '{classes[0]}': a classifier needs two classes or more.")
     if alike := [join_names([*map(quote, each)]) for each in group_spellings(classes)]:
         raise DataError(f"Departments spell a class differently: {'; '.join(alike)}. Rename it.")

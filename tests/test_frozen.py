@@ -112,6 +112,20 @@ def test_only_images_without_features_are_computed(tmp_path, digits, monkeypatch
     assert counted.call_count == 3
 
 
+@pytest.mark.parametrize("kept", [0, 100, -1])
+def test_features_in_a_damaged_file_are_computed_again(kept, tmp_path, digits):
+    (file,) = tmp_path.glob("features/*/*.npy")
+    table, whole = np.load(file), file.read_bytes()
+    file.unlink()  # `digits` maps it
+    file.write_bytes(whole[:kept])
+    draft = file.with_name(f".{file.name}.0123.part")  # of a killed process
+    draft.touch()
+    datasets._pool_and_shares.cache_clear()
+    open_data(settings(partition="iid"), 0, 3, store=tmp_path)
+    np.testing.assert_array_equal(np.load(file), table)
+    assert not draft.exists()
+
+
 def test_public_images_become_features_too(tmp_path, digits):
     write_archive(tmp_path / "public.npz", 20)
     like = replace(digits, whole=frozen_network(settings(), (1, 8, 8))[1])

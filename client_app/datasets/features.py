@@ -14,6 +14,7 @@ Shapes: `N` images, `C` channels, `H, W` pixels, `d` features.
 """
 
 import hashlib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
     ids = np.array(identities)
     lock = file.with_name("lock")
     with hold_lock(lock, "computes features"):  # simulated hospitals may share a data set
+        for draft in file.parent.glob(".*.part"):  # of a process that was killed
+            draft.unlink()
         table = _load_kept(file, body.width)
         if not np.array_equal(table["id"], ids):
             check_pass(machine, whole, BATCH)
@@ -80,8 +83,8 @@ def _identities(pool: Pool) -> list[bytes]:
 
 
 def _load_kept(file: Path, width: int) -> NDArray[np.void]:
-    """The table in a file, mapped; empty if there is no file."""
-    if file.exists():
+    """The table in a file, mapped; empty if there is no file, or a damaged one."""
+    with suppress(FileNotFoundError, ValueError, EOFError):
         # Copy on write, since torch wants writable arrays.
         found: NDArray[np.void] = np.load(file, mmap_mode="c", allow_pickle=False)
         return found

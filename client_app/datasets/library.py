@@ -39,7 +39,7 @@ from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, common_size
 from client_app.errors import DataError
-from client_app.store import hold_lock
+from client_app.store import hold_lock, own_folder
 from strategies.protocol.console import Pace
 from strategies.protocol.files import replacing
 
@@ -114,7 +114,7 @@ def open_library(
             cannot be read or written.
         PolicyError: The store would be larger than `machine` allows.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the index has paths
+    own_folder(folder)  # private, since the index has paths
     with (
         hold_lock(folder / "lock", "decodes these images"),  # hospitals may share a data set
         _open_index(folder / "index.sqlite") as index,

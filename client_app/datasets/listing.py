@@ -203,6 +203,8 @@ def _absolute(path: str) -> Path:
             "'data-dir' and the path in 'dataset' must be absolute, since the working directory of "
             "a Flower process is not yours."
         )
+    if to_utf8(folder) != str(folder):
+        raise DataError("The name of the folder of images, or of one above it, is not in UTF-8.")
     return folder
 
 

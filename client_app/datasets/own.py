@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
+from client_app.datasets.image import Header
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, are_too_many
@@ -60,6 +61,11 @@ class Survey:
         return [f"{content}/{entry.slice}" for content, entry in pairs]
 
     @cached_property
+    def headers(self) -> list[Header | None]:
+        """The header of each usable entry's file, [n]; None if it could not be read."""
+        return [self.images.headers[index] for index in self.usable]
+
+    @cached_property
     def unusable(self) -> list[Unusable]:
         """All images that cannot be used; for the hospital alone."""
         found = zip(self.listing.entries, self.images.reasons, strict=True)
@@ -84,8 +90,7 @@ class Survey:
     def named_groups(self) -> list[list[str]]:
         """The names of each image's group, DICOM patient and volume, as far as it has them, [n]."""
         named = []
-        for index, entry in zip(self.usable, self.entries, strict=True):
-            header = self.images.headers[index]
+        for header, entry in zip(self.headers, self.entries, strict=True):
             volume = "" if entry.slice is None else str(entry.file)
             kinds = {"group": entry.group, "patient": header and header.patient, "volume": volume}
             named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
@@ -196,8 +201,7 @@ class Survey:
     @property
     def is_dicom(self) -> bool:
         """Whether all images are DICOM files."""
-        headers = [self.images.headers[index] for index in self.usable]
-        return all(header is not None and header.kind.startswith("DICOM") for header in headers)
+        return all(each is not None and each.kind.startswith("DICOM") for each in self.headers)
 
 
 def own_data(data_dir: str) -> str:

@@ -9,7 +9,7 @@ NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ARRAY_NAME = re.compile("[A-Za-z0-9._-]{1,200}")
 # Lineages that belong to no hospital, the maker of averages (strategies/engine/undoing.py), and
 # folders with other uses in a store.
-RESERVED = ("global", "ensemble", "standalone", "server", "images", "resident")
+RESERVED = ("global", "ensemble", "standalone", "server", "images", "features", "resident")
 
 
 def is_name(text: str) -> bool:

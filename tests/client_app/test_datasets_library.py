@@ -232,6 +232,14 @@ def test_images_are_mapped_and_the_file_is_not_written_to(folder):
     assert folder.pixel_files() == before == {"1x2x3-squash.pixels": folder.open().pixels.tobytes()}
 
 
+def test_only_the_hospital_can_look_into_its_store(folder, tmp_path):
+    """The names of libraries are those of folders of images."""
+    folder.draw("0.png", 0)
+    open_library(tmp_path / "store" / "images" / "skin", folder.entries, Form())
+    for place in ("store", "store/images", "store/images/skin"):
+        assert (tmp_path / place).stat().st_mode & 0o777 == 0o700
+
+
 def test_a_second_time_nothing_is_opened(folder, read):
     for number in range(5):
         folder.draw(f"{number}.png", number)

@@ -38,6 +38,13 @@ def tree(tmp_path):
     return make
 
 
+@pytest.mark.parametrize("list_", [list_folder, list_manifest])
+def test_a_folder_with_a_name_that_is_not_utf8_is_refused(list_, tree):
+    folder = tree("a/0.png", "manifest.csv").rename(tree() / os.fsdecode(b"../\xe4"))
+    with pytest.raises(DataError, match="is not in UTF-8"):
+        list_(str(folder))
+
+
 def test_a_manifest_is_listed_in_its_order(manifest):
     folder = manifest("note,label,image\nx,nevus,2.png\ny,melanoma,0.png\n")
     listing = list_manifest(str(folder))

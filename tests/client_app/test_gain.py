@@ -85,6 +85,12 @@ def test_departments_that_cannot_be_compared_are_refused_before_images_are_opene
         measure_gains(folders, tmp_path / "store", splits=2)
 
 
+def test_departments_without_folders_of_classes_are_refused(draw, tmp_path):
+    folders = [draw(name, ".") for name in ("graz", "linz")]
+    with pytest.raises(DataError, match="graz: .* did not pass the preflight: unusable-images"):
+        measure_gains(folders, tmp_path / "store", splits=2)
+
+
 def test_a_manifest_that_fixes_the_split_is_refused(draw, tmp_path):
     folder = draw("graz", "dark", "light")
     rows = ["image,label,split"] + [

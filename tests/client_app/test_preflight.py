@@ -111,6 +111,7 @@ def test_a_damaged_image_is_found(kind, problem, listed, folder, tmp_path):
     assert "a/patient-0/0.png" in str(found)
     assert "0.png" in page(card, survey)
     assert ("0.png" in text(card)) == (listed == "unusable")
+    assert sum(card.kinds.values()) == sum(card.sizes.values()) == card.images
 
 
 def test_more_damage_than_is_allowed_is_red(folder, tmp_path):

@@ -196,7 +196,7 @@ def _describe(
     sketches, varied = _sketches(found)
     near = _near_copies(sketches, sides["train"], sides["test"])
     copies = _copies(found)
-    headers = [header for header in found.images.headers if header]
+    headers = [header for header in found.headers if header]
     return Card(
         hospital,
         str(found.listing.source),
