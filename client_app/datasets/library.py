@@ -18,14 +18,13 @@ import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -63,7 +62,6 @@ CREATE TABLE IF NOT EXISTS pixels (
 CHUNK = 256
 
 ImportProgress = Callable[[str, int, int], None]
-ItemT = TypeVar("ItemT")
 _Key = tuple[str, int]  # path or content, and slice
 
 
@@ -81,13 +79,24 @@ class DecodedImages:
 
 @dataclass
 class _File:
-    """The facts of a file: a row of the table `files`."""
+    """A listed file, or a slice of one, and its facts in the table `files`."""
 
+    entry: Entry
     size: int
     modified: int
-    header: Header | None
-    reason: str
+    header: Header | None = None
+    reason: str = ""
     content: str = ""
+
+    @property
+    def place(self) -> _Key:
+        """The key of the table `files`."""
+        return str(self.entry.file), -1 if self.entry.slice is None else self.entry.slice
+
+    @property
+    def key(self) -> _Key:
+        """The key of the file's pixels in any form."""
+        return self.content, self.place[1]
 
 
 def open_library(
@@ -124,9 +133,9 @@ def open_library(
         if retry:
             index.execute("DELETE FROM files WHERE reason != ''")
             index.execute("DELETE FROM pixels WHERE reason != ''")
-        library = _Library(folder, index, machine, progress or _log_progress())
+        library = _Library(folder, index, machine, progress)
         files = library.look_at(entries)
-        opened = library.decode(entries, files, form)
+        opened = library.decode(files, form)
         library.forget_all_but(files)
         return opened
 
@@ -146,50 +155,38 @@ def prepare(content: bytes, slice_: int | None, form: Form, shape: tuple[int, in
     return image.expand(shape[0], -1, -1)
 
 
+@dataclass(frozen=True)
 class _Library:
     """The folder of a library, its index, and the limits of the machine."""
 
-    def __init__(
-        self,
-        folder: Path,
-        index: sqlite3.Connection,
-        machine: MachineRules | None,
-        progress: ImportProgress,
-    ) -> None:
-        self.folder, self.index, self.machine = folder, index, machine
-        self.progress = progress
+    folder: Path
+    index: sqlite3.Connection
+    machine: MachineRules | None
+    progress: ImportProgress | None
 
-    def look_at(self, entries: Sequence[Entry]) -> dict[_Key, _File]:
+    def look_at(self, entries: Sequence[Entry]) -> list[_File]:
         """Return the facts of each file; read the headers of new and changed files."""
         rows = self.index.execute(
             "SELECT path, slice, size, modified, header, reason, content FROM files"
         )
-        known = {
-            (path, slice_): _File(size, modified, _from_json(header), reason, content)
-            for path, slice_, size, modified, header, reason, content in rows
-        }
-        files, changed = {}, []
-        for entry in entries:
-            now, before = _stat(entry.file), known.get(_key(entry))
-            if before is not None and (before.size, before.modified) == now:
-                files[_key(entry)] = before
+        known = {(path, slice_): facts for path, slice_, *facts in rows}
+        files, changed = [_File(entry, *_stat(entry.file)) for entry in entries], []
+        for file in files:
+            size, modified, header, reason, content = known.get(file.place, [None] * 5)
+            if (size, modified) == (file.size, file.modified):
+                fields = json.loads(header)
+                file.header = Header(*fields) if fields else None
+                file.reason, file.content = reason, content
             else:
-                changed.append((entry, now))
+                changed.append(file)
         for chunk, threads in self._chunks("looking at", changed, os.cpu_count() or 1):
-            looks = threads.map(_look, [entry for entry, _ in chunk])
-            new = {
-                _key(entry): _File(*now, header, reason)
-                for (entry, now), (header, reason) in zip(chunk, looks, strict=True)
-            }
-            self._save(new)
-            files |= new
+            list(threads.map(_look, chunk))
+            self._save(chunk)
         return files
 
-    def decode(
-        self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form
-    ) -> DecodedImages:
+    def decode(self, files: Sequence[_File], form: Form) -> DecodedImages:
         """Return all images in a form; decode those that the library does not have."""
-        shape = _shape([file.header for file in files.values() if file.header], form)
+        shape = _shape([file.header for file in files if file.header], form)
         name = f"{'x'.join(map(str, shape))}-{form.fit}"
         place = self.folder / f"{name}.pixels"
         # The file of pixels may be too short: deleted, or the disk was full.
@@ -199,40 +196,33 @@ class _Library:
             "SELECT content, slice, row, reason FROM pixels WHERE form = ?", [name]
         )
         found = {(content, slice_): (row, reason) for content, slice_, row, reason in rows}
-        missing = [
-            entry
-            for entry in entries
-            if not files[_key(entry)].reason and _content(entry, files) not in found
-        ]
+        missing = [file for file in files if not file.reason and file.key not in found]
         work = partial(_decode, form=form, shape=shape, known=frozenset(found))
         used = {row for row, _ in found.values()}
         free = (row for row in count() if row not in used)
-        new_files = [files[_key(entry)] for entry in missing]
-        largest = max((f.size + f.header.memory for f in new_files if f.header), default=0)
+        largest = max((f.size + f.header.memory for f in missing if f.header), default=0)
         if missing:
             check_disk(self.machine, self.folder.parents[1], len(missing) * math.prod(shape))
         at_once = decoding_threads(self.machine, largest)
         for chunk, threads in self._chunks("importing", missing, at_once):
             new = {}
             with _open(place) as pixels:
-                for entry, decoded in zip(chunk, threads.map(work, chunk), strict=True):
-                    content, image, reason = decoded
-                    file = files[_key(entry)]
-                    file.content, file.reason = content, "" if content else reason
-                    if content and (key := _content(entry, files)) not in found:
+                for file, decoded in zip(chunk, threads.map(work, chunk), strict=True):
+                    file.content, image, reason = decoded
+                    if not file.content:
+                        file.reason = reason
+                    elif file.key not in found:
                         row = -1 if image is None else next(free)
                         if image is not None:
                             os.pwrite(pixels, image, row * len(image))
-                        found[key] = new[key] = (row, reason)
+                        found[file.key] = new[file.key] = (row, reason)
             self.index.executemany(
                 "INSERT INTO pixels VALUES (?, ?, ?, ?, ?)",
                 [(name, *key, *value) for key, value in new.items()],
             )
-            self._save({_key(entry): files[_key(entry)] for entry in chunk})
+            self._save(chunk)
         # The reason belongs to the content, or to the file if it could not be read.
-        results = [
-            found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
-        ]
+        results = [found.get(file.key, (-1, file.reason)) for file in files]
         last = max((row for row, _ in results), default=-1)
         return DecodedImages(
             # Copy on write, since torch wants writable arrays. An empty array cannot be mapped.
@@ -241,14 +231,15 @@ class _Library:
             else np.zeros((0, *shape), np.uint8),
             np.array([row for row, _ in results]),
             [reason for _, reason in results],
-            [files[_key(entry)].header for entry in entries],
-            [files[_key(entry)].content for entry in entries],
+            [file.header for file in files],
+            [file.content for file in files],
         )
 
-    def forget_all_but(self, files: Collection[_Key]) -> None:
+    def forget_all_but(self, files: Sequence[_File]) -> None:
         """Forget all other files, and overwrite the pixels that only they had."""
+        listed = {file.place for file in files}
         known = self.index.execute("SELECT path, slice FROM files").fetchall()
-        gone = [key for key in known if key not in files]
+        gone = [place for place in known if place not in listed]
         self.index.executemany("DELETE FROM files WHERE path = ? AND slice = ?", gone)
         orphans = "WHERE (content, slice) NOT IN (SELECT content, slice FROM files)"
         # Remove the hashes first: after a kill, an image that returns must not be found black.
@@ -261,42 +252,23 @@ class _Library:
         self.index.execute(f"DELETE FROM pixels {orphans}")
         self.index.commit()
 
-    def _save(self, files: Mapping[_Key, _File]) -> None:
+    def _save(self, files: Sequence[_File]) -> None:
         """Write the facts of some files to the index."""
-        self.index.executemany(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (*key, file.size, file.modified, _to_json(file.header), file.reason, file.content)
-                for key, file in files.items()
-            ],
-        )
+        for file in files:
+            header = json.dumps(file.header and astuple(file.header))
+            facts = *file.place, file.size, file.modified, header, file.reason, file.content
+            self.index.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", facts)
         self.index.commit()
 
     def _chunks(
-        self, step: str, items: Sequence[ItemT], at_once: int
-    ) -> Iterator[tuple[Sequence[ItemT], Executor]]:
-        """Yield chunks of the items, with threads to work on them."""
+        self, step: str, files: Sequence[_File], at_once: int
+    ) -> Iterator[tuple[Sequence[_File], Executor]]:
+        """Yield chunks of the files, with threads to work on them."""
+        pace = partial(self.progress, step) if self.progress else Pace(f"{step} images")
         with ThreadPoolExecutor(at_once) as threads:
-            for start in range(0, len(items), CHUNK):
-                self.progress(step, start, len(items))
-                yield items[start : start + CHUNK], threads
-
-
-def _key(entry: Entry) -> _Key:
-    return str(entry.file), -1 if entry.slice is None else entry.slice
-
-
-def _content(entry: Entry, files: Mapping[_Key, _File]) -> _Key:
-    """The key of an entry's pixels."""
-    return files[_key(entry)].content, _key(entry)[1]
-
-
-def _to_json(header: Header | None) -> str:
-    return json.dumps(header and astuple(header))
-
-
-def _from_json(text: str) -> Header | None:
-    return Header(*fields) if (fields := json.loads(text)) else None
+            for start in range(0, len(files), CHUNK):
+                pace(start, len(files))
+                yield files[start : start + CHUNK], threads
 
 
 def _stat(file: Path) -> tuple[int, int]:
@@ -308,12 +280,12 @@ def _stat(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _look(entry: Entry) -> tuple[Header | None, str]:
-    """The header of a file, or the reason why the file cannot be used."""
+def _look(file: _File) -> None:
+    """Read the header of a file, or note why the file cannot be used."""
     try:
-        return read_header(entry.file, entry.slice), ""
+        file.header = read_header(file.entry.file, file.entry.slice)
     except UnusableImage as error:
-        return None, str(error)
+        file.reason = str(error)
 
 
 def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
@@ -326,31 +298,21 @@ def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
 
 
 def _decode(
-    entry: Entry, form: Form, shape: tuple[int, int, int], known: Container[_Key]
+    file: _File, form: Form, shape: tuple[int, int, int], known: Container[_Key]
 ) -> tuple[str, bytes | None, str]:
     """The hash of a file's content, its pixels if not yet known, and the reason of a failure."""
     try:
-        content = read_file(entry.file)
+        content = read_file(file.entry.file)
     except UnusableImage as error:
         return "", None, str(error)
     digest = hashlib.sha256(content).hexdigest()
-    if (digest, _key(entry)[1]) in known:
+    if (digest, file.place[1]) in known:
         return digest, None, ""
     try:
-        image = prepare(content, entry.slice, form, shape)
+        image = prepare(content, file.entry.slice, form, shape)
     except UnusableImage as error:
         return digest, None, str(error)
     return digest, image.contiguous().numpy().tobytes(), ""
-
-
-def _log_progress() -> ImportProgress:
-    """Return a function that logs the progress of an import from time to time."""
-    paces: dict[str, Pace] = {}
-
-    def progress(step: str, done: int, total: int) -> None:
-        paces.setdefault(step, Pace(f"{step} images"))(done, total)
-
-    return progress
 
 
 @contextmanager
