@@ -78,9 +78,7 @@ def prepare(message: Message, context: Context) -> Message:
             card["own-settings"] = list(hospital.own_settings)
         beside = {}
         if order.buffer_size:
-            from client_app.release.buffer import (
-                make_buffer,  # its imports take seconds
-            )
+            from client_app.release.buffer import make_buffer  # its imports take seconds
             from client_app.release.dossier import keep_dossier
 
             of_task = open_disclosure(request)

@@ -98,14 +98,12 @@ def open_data(
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     train, test = split(pool, labels, known, settings, hospital, per_class, secret)
-    if are_too_few(train, test) and hospitals == 1:
+    if are_too_few(train, test):
         raise DataError(
             "There are too few images or patients: 2 images must be left to train on, and 1 of "
             "another patient to test on. Add some."
-        )
-    if are_too_few(train, test):
-        raise DataError(
-            f"Hospital {hospital_index + 1} of {hospitals} has too few images: the split must "
+            if hospitals == 1
+            else f"Hospital {hospital_index + 1} of {hospitals} has too few images: the split must "
             "leave 2 to train on and 1 to test on. Use fewer hospitals, a larger partition-alpha, "
             "test-fraction or validation-fraction, or another partition."
         )

@@ -121,7 +121,8 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
         UnusableImage: The image cannot be used.
     """
     with _unusable_on_error():
-        return _channels_first(_open(io.BytesIO(content), slice_, size)[1]())
+        image = _open(io.BytesIO(content), slice_, size)[1]()
+        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
 
 
 @contextmanager
@@ -206,8 +207,3 @@ def _picture(stream: IO[bytes], size: int) -> Opened:
         return np.array(shown.convert("L" if grey else "RGB"))
 
     return Header(kind, width, height, 1 if grey else 3, bits), decode
-
-
-def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Copy [H, W] or [H, W, C] to [C, H, W]."""
-    return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
+from os.path import realpath
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -108,7 +109,7 @@ def list_folder(path: str) -> Listing:
             listing.unusable.append(Unusable(where, "is in no class's folder"))
         elif where != str(place):
             listing.unusable.append(Unusable(where, "has a name that is not UTF-8"))
-        elif _leads_out(file, source):
+        elif file.is_symlink() and not Path(realpath(file)).is_relative_to(realpath(source)):
             listing.unusable.append(Unusable(where, "is a link that leads out of the folder"))
         else:
             group = _common_form(between[0]) if between else ""
@@ -151,12 +152,6 @@ def to_utf8(path: str | Path) -> str:
     return str(path).encode(errors="replace").decode()
 
 
-def _leads_out(file: Path, source: Path) -> bool:
-    """Whether a file is a link to a place outside the hospital's folder."""
-    real = os.path.realpath
-    return file.is_symlink() and not Path(real(file)).is_relative_to(real(source))
-
-
 def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> Listing:
     """List the images that a manifest names; `path` is the manifest or its folder.
 
@@ -174,7 +169,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     (_, names), *rows = _rows(source)
     header, columns = find_columns(names, [fields for _, fields in rows], needed)
     listing, folder = Listing(source, columns=columns), source.parent.resolve()
-    real = cache(os.path.realpath)  # without this cache, ten thousand rows take a second
+    real = cache(realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
     seen: set[tuple[Path, int]] = set()
     for number, fields in rows:

@@ -7,13 +7,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.datasets.image import (
-    MAX_BYTES,
-    Header,
-    Opened,
-    UnusableImage,
-    stretch,
-)
+from client_app.datasets.image import MAX_BYTES, Header, Opened, UnusableImage, stretch
 from strategies.protocol.extras import install_command
 
 

@@ -51,7 +51,7 @@ class Tasks:
         Raises:
             SettingsError: The classes cannot be cut in tasks like that.
         """
-        if not self._cuts_classes:
+        if self.settings.task_cut not in BY_CLASSES:
             return self.classes
         return self.classes[: self.settings.tasks * self._size]
 
@@ -112,17 +112,13 @@ class Tasks:
         )
 
     @property
-    def _cuts_classes(self) -> bool:
-        return self.settings.task_cut in BY_CLASSES
-
-    @property
     def _size(self) -> int:
         """The number of classes in a task."""
         return classes_of_a_task(len(self.classes), self.settings)
 
     def _tasks_of(self, samples: LocalSamples) -> Indices:
         """The task of each image, [n]; above T for classes in no task."""
-        if self._cuts_classes:
+        if self.settings.task_cut in BY_CLASSES:
             labels: Indices = samples.labels.cpu().numpy()
             return 1 + labels // self._size
         manifest, last = samples.manifest_tasks, self.settings.tasks
