@@ -27,26 +27,17 @@ _SIDE = re.compile(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a manifest, by their names in the manifest.
+    """The columns of a manifest, by their names in the manifest."""
 
-    Attributes:
-        roles: Role -> name of the column that is read in this role.
-        unread: Columns that are not read.
-        patients: Columns that are not read and seem to name patients, while no column of groups is
-            read.
-        ambiguous: Columns that are not read and seem to name patients, with a patient in several of
-            the groups that are read.
-        splits: Columns that are not read and seem to hold the split, while no column of the split
-            is read.
-        misspelt: Name of a column that is not read -> name of a missing column that is spelt nearly
-            like it.
-    """
-
-    roles: dict[str, str] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)
+    roles: dict[str, str] = field(default_factory=dict)  # role -> name of the column that is read
+    unread: list[str] = field(default_factory=list)  # all other columns; some are doubtful:
+    # They seem to name patients, while no column of groups is read
     patients: list[str] = field(default_factory=list)
+    # They seem to name patients, with a patient in several of the groups that are read
     ambiguous: list[str] = field(default_factory=list)
+    # They seem to hold the split, while no column of the split is read
     splits: list[str] = field(default_factory=list)
+    # Name of the column -> name of a missing column that is spelt nearly like it
     misspelt: dict[str, str] = field(default_factory=dict)
 
 

@@ -52,8 +52,7 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
         hashlib.sha256(text.encode()).hexdigest()[:16] for text in (settings.dataset, repr(facts))
     )
     file = own_folder(store / "features" / data) / f"{form}.npy"
-    identities = _identities(pool)
-    ids = np.array(identities)
+    ids = _identities(pool)
     lock = file.with_name("lock")
     with hold_lock(lock, "computes features"):  # simulated hospitals may share a data set
         for draft in file.parent.glob(".*.part"):  # of a process that was killed
@@ -64,13 +63,13 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
             check_disk(machine, store, len(ids) * table.itemsize)
             _compute(file, ids, table, pool, body)
             table = _load_kept(file, body.width)
-    hashes = None if pool.contents else [each.decode() for each in identities]
+    hashes = None if pool.contents else ids.astype(str).tolist()
     z = table["z"][:, :, None, None]
     return replace(pool, images=z, rows=None, pixel_hashes=hashes, whole=whole)
 
 
-def _identities(pool: Pool) -> list[bytes]:
-    """The identity of each image, 64 bytes: a hash of its file, or of its pixels.
+def _identities(pool: Pool) -> NDArray[np.bytes_]:
+    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels.
 
     Slices of one volume have one file.
     """
@@ -79,7 +78,7 @@ def _identities(pool: Pool) -> list[bytes]:
     else:
         rows = range(len(pool.images)) if pool.rows is None else pool.rows
         parts = [pool.images[row].tobytes() for row in rows]
-    return [hashlib.sha256(part).hexdigest().encode() for part in parts]
+    return np.array([hashlib.sha256(part).hexdigest().encode() for part in parts])
 
 
 def _load_kept(file: Path, width: int) -> NDArray[np.void]:

@@ -72,22 +72,14 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class LocalSamples(Samples):
-    """The training or the test images of one hospital.
+    """The training or the test images of one hospital."""
 
-    Attributes:
-        fingerprint: Hash of the selection, the form and the labels.
-        groups: int64 [n], group of each image (`Pool.groups`); None if every image is on its own.
-        contents: Hashes of the images' files, [n]; without files those of the pixels behind
-            features; None if there are neither.
-        manifest_tasks: int64 [n], task of each image by the manifest (`Pool.tasks`).
-        tasks: int64 [n], task in which each image arrived, from 1; None if there are no tasks.
-    """
-
-    fingerprint: str = ""
-    groups: Indices | None = None
+    fingerprint: str = ""  # hash of the selection, the form and the labels
+    groups: Indices | None = None  # [n], as `Pool.groups`
+    # Hashes of the images' files, [n]; without files those of the pixels behind features
     contents: list[str] | None = None
-    manifest_tasks: Indices | None = None
-    tasks: Indices | None = None
+    manifest_tasks: Indices | None = None  # [n], as `Pool.tasks`
+    tasks: Indices | None = None  # [n], task in which each image arrived, from 1; None = no tasks
 
     @property
     def patients(self) -> Indices:

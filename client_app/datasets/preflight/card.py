@@ -43,6 +43,44 @@ NEARLY_THE_SAME = 0.995
 INVERTED, ALIKE = -0.6, 0.5
 UNEVEN = 10  # ratio of the images of the most frequent class to those of the rarest
 BLOCK = 4096  # sketches compared at a time
+# Problem -> text, with the number of cases, and cure.
+DOUBTS = {
+    "unusable-images": (
+        "Images that cannot be used and are left out: {}.",
+        "Repair or remove them; each is listed with the reason.",
+    ),
+    "contradictions": (
+        "Files that have copies with another label: {}.",
+        "Correct the wrong labels.",
+    ),
+    "near-copies": (
+        "Pairs of a training and a test image that show the same: {}.",
+        "Put both into one group (in a folder: one subfolder), so that the split keeps them "
+        "together; otherwise test results are too good.",
+    ),
+    "constant-images": ("Images of one colour throughout: {}.", "Remove them."),
+    "inverted-images": (
+        "Images that are nearly the opposite of most others: {}.",
+        "Invert them if they are negatives.",
+    ),
+    "one-class": (
+        "All images have one label.",
+        "A model learns nothing here unless other hospitals have other classes.",
+    ),
+    "rare-classes": (
+        "Classes of fewer than {fewest} images to train on: {}.",
+        "Synthetic images for other hospitals leave these classes out.",
+    ),
+    "untested-classes": ("Classes without a test image: {}.", "Add images of them."),
+    "uneven-classes": (
+        f"The most frequent class has more than {UNEVEN} times the images of the rarest.",
+        "Judge by balanced accuracy, not by accuracy.",
+    ),
+    "little-disk": (
+        "The store's disk has less free space than twice the size of the decoded images.",
+        "Choose a folder on a larger disk as store in hospital.toml, or with --store-dir.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -255,71 +293,25 @@ def _unknown_tasks(entries: Sequence[Entry], settings: Settings) -> Iterator[Fin
 
 def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
     """Yield the problems that do not exclude the hospital."""
-    sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
-    fewest = settings.release.min_class_images
-    rare = sum(parts["train"] < fewest for parts in card.classes.values())
-    untested = sum(not parts["test"] for parts in card.classes.values())
-    doubts = [
-        (
-            len(card.unusable),
-            "unusable-images",
-            "Images that cannot be used and are left out: {}.",
-            "Repair or remove them; each is listed with the reason.",
-        ),
-        (
-            len(card.contradictions),
-            "contradictions",
-            "Files that have copies with another label: {}.",
-            "Correct the wrong labels.",
-        ),
-        (
-            len(card.near_copies),
-            "near-copies",
-            "Pairs of a training and a test image that show the same: {}.",
-            "Put both into one group (in a folder: one subfolder), so that the split keeps them "
-            "together; otherwise test results are too good.",
-        ),
-        (
-            len(card.constant),
-            "constant-images",
-            "Images of one colour throughout: {}.",
-            "Remove them.",
-        ),
-        (
-            len(card.inverted),
-            "inverted-images",
-            "Images that are nearly the opposite of most others: {}.",
-            "Invert them if they are negatives.",
-        ),
-        (
-            len(sizes) == 1,
-            "one-class",
-            "All images have one label.",
-            "A model learns nothing here unless other hospitals have other classes.",
-        ),
-        (
-            rare,
-            "rare-classes",
-            f"Classes of fewer than {fewest} images to train on: {{}}.",
-            "Synthetic images for other hospitals leave these classes out.",
-        ),
-        (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
-        (
-            max(sizes.values(), default=0) > UNEVEN * min(sizes.values(), default=0),
-            "uneven-classes",
-            f"The most frequent class has more than {UNEVEN} times the images of the rarest.",
-            "Judge by balanced accuracy, not by accuracy.",
-        ),
-        (
-            2 * card.bytes_on_disk > card.bytes_free,
-            "little-disk",
-            "The store's disk has less free space than twice the size of the decoded images.",
-            "Choose a folder on a larger disk as store in hospital.toml, or with --store-dir.",
-        ),
-    ]
-    for count, problem, text, advice in doubts:
-        if count and problem not in {finding.problem for finding in card.findings}:
-            yield Finding(problem, text.format(count), advice, "amber")
+    parts = card.classes.values()
+    sizes, fewest = [sum(part.values()) for part in parts], settings.release.min_class_images
+    cases = {
+        "unusable-images": len(card.unusable),
+        "contradictions": len(card.contradictions),
+        "near-copies": len(card.near_copies),
+        "constant-images": len(card.constant),
+        "inverted-images": len(card.inverted),
+        "one-class": len(sizes) == 1,
+        "rare-classes": sum(part["train"] < fewest for part in parts),
+        "untested-classes": sum(not part["test"] for part in parts),
+        "uneven-classes": max(sizes, default=0) > UNEVEN * min(sizes, default=0),
+        "little-disk": 2 * card.bytes_on_disk > card.bytes_free,
+    }
+    known = {finding.problem for finding in card.findings}
+    for problem, count in cases.items():
+        if count and problem not in known:
+            text, advice = DOUBTS[problem]
+            yield Finding(problem, text.format(count, fewest=fewest), advice, "amber")
     for what, count in card.ignored.items():
         yield Finding("ignored-files", *_ignored_files(what, count))
 
