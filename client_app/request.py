@@ -49,10 +49,6 @@ class Clock:
         self.deadline = time.monotonic() + allowed
         self.seconds: dict[str, float] = {}
 
-    def allow_at_most(self, seconds: float) -> None:
-        """Move the deadline forward, to at most `seconds` from now."""
-        self.deadline = min(self.deadline, time.monotonic() + seconds)
-
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
         """Add the time of the block to the metric `seconds-<what>`."""
@@ -110,7 +106,8 @@ class Request(Inquiry):
         session = session_for(context, order.hospital, tuple(order.classes), order.run)
         hospital = admit(session.hospital, session.strategy, verb, order)
         if hospital.policy:
-            clock.allow_at_most(find_timeout(session.strategy.settings, verb)[1])
+            allowed = find_timeout(session.strategy.settings, verb)[1]
+            clock.deadline = min(clock.deadline, time.monotonic() + allowed)
         run = run_folder(hospital.store, order.run)
         # In a simulation the owner may change settings and classes.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])

@@ -30,9 +30,8 @@ class UnusableImage(ValueError):
 class Header:
     """The properties of an image that are known without decoding."""
 
-    kind: (
-        str  # one of FORMATS of files.py, "NIFTI", or "DICOM" with the modality, such as "DICOM CR"
-    )
+    # One of FORMATS of files.py, "NIFTI", or "DICOM" with the modality, such as "DICOM CR"
+    kind: str
     width: int  # upright
     height: int
     channels: int  # 1 = grey, 3 = colour

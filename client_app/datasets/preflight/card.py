@@ -6,7 +6,7 @@ of each problem (`Finding.problem`), when it asks the hospital to take part.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -221,14 +221,12 @@ def _describe(
     store: Path,
 ) -> Card:
     """The card of images that can be used; `findings` may grow later."""
-    groups = np.array(found.groups)
-    of_class = {
-        pool.classes[number]: {
-            side: some[pool.labels[some] == number] for side, some in sides.items()
-        }
-        for number in np.unique(pool.labels[own])
-    }
-    patients = _count_each(of_class, lambda some: len(np.unique(groups[some])))
+    groups, classes, patients = np.array(found.groups), {}, {}
+    for number in np.unique(pool.labels[own]):
+        name = pool.classes[number]
+        shown = {side: some[pool.labels[some] == number] for side, some in sides.items()}
+        classes[name] = {side: len(some) for side, some in shown.items()}
+        patients[name] = {side: len(np.unique(groups[some])) for side, some in shown.items()}
     where = [entry.where for entry in found.entries]
     labels = {entry.where: entry.label for entry in found.entries}
     sketches, varied = _sketches(found)
@@ -243,7 +241,7 @@ def _describe(
         images=len(where),
         unusable=found.unusable,
         ignored=dict(found.ignored),
-        classes=_count_each(of_class, len),
+        classes=classes,
         groups=len(np.unique(groups)),
         patients=patients if any(found.named_groups) else {},
         kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
@@ -325,15 +323,6 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
         return f"Ignored: {count} {what}.", "No action is needed.", "note"
     text = f"Files that are ignored, since their names have no suffix of an image: {count}."
     return text, "If some are images, rename them.", "note"
-
-
-def _count_each(
-    of_class: dict[str, dict[str, Indices]], count: Callable[[Indices], int]
-) -> dict[str, dict[str, int]]:
-    return {
-        name: {side: count(some) for side, some in sides.items()}
-        for name, sides in of_class.items()
-    }
 
 
 def _names(where: list[str], mask: Tensor) -> list[str]:
