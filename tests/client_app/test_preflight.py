@@ -264,6 +264,7 @@ def test_settings_that_do_not_go_with_the_images_are_red(change, problem, folder
     PIL.Image.new("L", (9, 9)).save(folder / "a" / "small.png")
     card, survey = card_of(folder, tmp_path, **change)
     assert problems(card, "red") == {problem}
+    assert problems(card, "amber") <= {"constant-images"}  # no class is called untested
     assert "cannot take part" in page(card, survey)
 
 
