@@ -23,7 +23,7 @@ def load_npz(file: str) -> Pool:
     """Load the archive at the absolute path `file`.
 
     Raises:
-        DataError: There is no such file, or it has neither form.
+        DataError: There is no such file, or it has neither form, or no image.
     """
     arrays = _read(file)
     one_set = "x_train" in arrays
@@ -48,6 +48,8 @@ def load_npz(file: str) -> Pool:
         raise DataError(f"The images in '{file}' differ in size or channels between its arrays.")
 
     merged = np.concatenate(labels)
+    if not len(merged):
+        raise DataError(f"The file '{file}' holds no image.")
     part = np.repeat(np.arange(len(pairs)), list(map(len, labels)))  # [N], even = train, odd = test
     return Pool(
         images=np.concatenate(images),

@@ -40,6 +40,12 @@ def test_a_set_without_test_images_is_read(save):
     assert pool.held_out.tolist() == [False] * 3
 
 
+def test_an_archive_without_images_is_refused(save):
+    """A learner that trains on public images asked for their largest label."""
+    with pytest.raises(DataError, match="holds no image"):
+        load_npz(save(**{name: array[:0] for name, array in ONE_SET.items()}))
+
+
 def test_sets_per_hospital_say_site_and_test_set(save):
     """Hospital 0 trains on 2 images and tests on 1, hospital 1 on 1 and 1."""
     bounds = {"train_{}_0": (0, 2), "test_{}_0": (2, 3), "train_{}_1": (3, 4), "test_{}_1": (4, 5)}
