@@ -155,6 +155,8 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
                 raise UnusableImage(TOO_LARGE)
     colour = dataset.PhotometricInterpretation  # of the file; decoding changes YBR to RGB
     stored = dataset.pixel_array  # [H, W] or [H, W, 3]
+    if stored.ndim != (3 if dataset.SamplesPerPixel == 3 else 2):  # frames without their number
+        raise UnusableImage(SEVERAL)
     if colour in GREY:
         return _decode_grey(dataset, stored)
     if colour == "PALETTE COLOR":

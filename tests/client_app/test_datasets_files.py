@@ -649,6 +649,13 @@ def test_values_beyond_a_palette_show_its_ends(depth, first, read):
     assert pixels.tolist() == [np.clip(values.astype(int) - first, 0, 255).tolist()] * 3
 
 
+@pytest.mark.parametrize("colours", [(), (3,)])
+def test_frames_without_their_number_are_refused(colours, refused):
+    frame = np.zeros((4, 3, *colours), np.uint8)
+    content = dicom(frame, PixelData=bytes(4 * frame.nbytes))
+    refused(content, "^has several frames or pages", by_header=False)
+
+
 @pytest.mark.parametrize(
     ("tags", "reason"),
     [
