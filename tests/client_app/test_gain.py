@@ -87,7 +87,7 @@ def test_departments_that_cannot_be_compared_are_refused_before_images_are_opene
 
 def test_departments_without_folders_of_classes_are_refused(draw, tmp_path):
     folders = [draw(name, ".") for name in ("graz", "linz")]
-    with pytest.raises(DataError, match="graz: .* did not pass the preflight: unusable-images"):
+    with pytest.raises(DataError, match=r"graz: .* did not pass the preflight: unusable-images"):
         measure_gains(folders, tmp_path / "store", splits=2)
 
 
