@@ -16,6 +16,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import isclose
 from pathlib import Path
 
 import numpy as np
@@ -189,7 +190,7 @@ def find_model(store: Path, name: str) -> Path:
 
 
 def read_mixture(folder: Path) -> dict[Path, float]:
-    """Read the mixture in a run's folder: file -> weight, if the weight is at least `LEAST`.
+    """Read the mixture in a run's folder: file -> weight, without weights below `LEAST`.
 
     Raises:
         SettingsError: There is no mixture, or its file is damaged.
@@ -197,6 +198,8 @@ def read_mixture(folder: Path) -> dict[Path, float]:
     path = folder / MIXTURE
     try:
         weights = read_json(path, dict[str, float])
+        if not isclose(sum(weights.values()), 1):
+            raise FileError(f"{path} is damaged: its weights do not sum to 1.")
     except FileNotFoundError as error:
         raise SettingsError(
             f"There is no mixture of models in {folder}: name models with --model. A hospital fits "
@@ -204,7 +207,8 @@ def read_mixture(folder: Path) -> dict[Path, float]:
         ) from error
     except FileError as error:
         raise SettingsError(f"{error} Move it away.") from error
-    return {folder / (name + SUFFIX): each for name, each in weights.items() if each >= LEAST}
+    least = min(LEAST, 0.5 / len(weights))  # of 100 models or more, all may weigh less than LEAST
+    return {folder / (name + SUFFIX): each for name, each in weights.items() if each >= least}
 
 
 def newest_run(store: Path) -> Path:

@@ -398,7 +398,13 @@ def test_without_a_name_the_mixture_that_suits_the_test_images_predicts(run, cal
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "There is no mixture of models in .*: name models with --model"), ("{", "is damaged")],
+    [
+        (None, "There is no mixture of models in .*: name models with --model"),
+        ("{", "is damaged"),
+        ("{}", "its weights do not sum to 1. Move it away"),
+        ('{"graz": NaN}', "its weights do not sum to 1"),
+        ('{"graz": 1e999}', "its weights do not sum to 1"),
+    ],
 )
 def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
     shutil.copytree(run.store("graz") / "graz" / "models", tmp_path / "graz" / "models")
@@ -412,6 +418,12 @@ def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
     )
     assert status
     assert re.search(words, printed.err)
+
+
+def test_of_many_models_alike_none_is_left_out(tmp_path):
+    weights = {f"hospital-{k}": 1 / 150 for k in range(150)}
+    (tmp_path / "mixture.json").write_text(json.dumps(weights))
+    assert len(home.read_mixture(tmp_path)) == 150
 
 
 @pytest.mark.parametrize("together", [False, True])
