@@ -38,9 +38,10 @@ def render(template: str, title: str, **values: Any) -> str:
 
 
 def value_text(value: object) -> str:
-    """A value as text: fractions with three digits, a dash for a missing value."""
+    """A value as text: fractions with three digits, tiny ones with two, a dash for a missing one."""
     if isinstance(value, float):
-        return f"{value:.3f}" if isfinite(value) else "–"
+        tiny = 0 < abs(value) < 0.0005
+        return (f"{value:.2g}" if tiny else f"{value:.3f}") if isfinite(value) else "–"
     return "–" if value is None else str(value)
 
 

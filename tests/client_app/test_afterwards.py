@@ -420,6 +420,23 @@ def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
     assert re.search(words, printed.err)
 
 
+def test_the_newest_run_is_not_the_one_whose_models_were_written_last(tmp_path):
+    """`alone` and `open` write models of an old run."""
+    for when, run in ((100, "old"), (200, "new")):
+        terms = tmp_path / "runs" / run / "terms.npz"
+        model = tmp_path / "models" / run / "graz.safetensors"
+        for file in (terms, model):
+            file.parent.mkdir(parents=True)
+            file.touch()
+        os.utime(terms, (when, when))
+    for file in ("graz.safetensors", "mixture.json"):
+        (tmp_path / "models" / "old" / file).touch()
+    os.utime(tmp_path / "models" / "new", (0, 0))
+    os.utime(tmp_path / "models" / "new" / "graz.safetensors", (0, 0))
+    assert home.newest_run(tmp_path).name == "new"
+    assert home.find_model(tmp_path, "graz").parent.name == "new"
+
+
 def test_of_many_models_alike_none_is_left_out(tmp_path):
     weights = {f"hospital-{k}": 1 / 150 for k in range(150)}
     (tmp_path / "mixture.json").write_text(json.dumps(weights))

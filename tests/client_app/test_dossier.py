@@ -350,4 +350,8 @@ def test_nobody_else_reads_it(tmp_path):
 
 def test_the_page_knows_each_attack_and_what_left_nothing():
     assert {*TRIED, CLASS_MEANS, SHADOWS} == ATTACKS.keys()
-    assert "too few training images: b." in text_of(page(written(), "0" * 64, ""))
+    dossier = written()
+    assert "too few training images: b." in text_of(page(dossier, "0" * 64, ""))
+    dossier["generator"] |= {"gan-epsilon": 1.0, "gan-delta": 1e-5}
+    text = text_of(page(dossier, "0" * 64, ""))
+    assert "too few training images, by their noised numbers: b." in text

@@ -438,6 +438,16 @@ def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
     assert "The policy changed 1 times" in text_of(page(past, [], "", None))
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"), [({}, True), ({"strategy": "sums"}, False), ({"tasks": 2}, False)]
+)
+def test_the_command_alone_is_named_where_it_trains_a_model(finished, changed, told):
+    past = PastRun.find("graz", finished.folder / "graz" / "store", None)
+    vars(past)["terms"] = [{**past.terms[-1], "settings": {**past.settings, **changed}}]
+    rows = [row("standalone", 0.7), row("graz", 0.8, 0.1)]
+    assert ("The command alone trains one" in text_of(page(past, rows, "", None))) == told
+
+
 FIGURES = {
     **{"release-passed": 1.0, "release-median-rank": 0.4, "release-discarded": 0.0312},
     **{"release-nearer-to-training": 0.5, "release-nearer-p": 0.123456, "gan-private": 1.0},

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from pages.page import Marked, png_uri, render
+from pages.page import Marked, png_uri, render, value_text
 from pages.plots import Block, Cell, Cells, Line, chart, heat, steps
 from tests.pages.macros import call
 
@@ -52,6 +52,12 @@ def test_values_are_shown_to_people():
     row = call("table", [""], [[0.12345, float("nan"), float("inf"), None, 3, "x"]])
     cells = "".join(f"<td>{text}</td>" for text in ("0.123", "–", "–", "–", "3", "x"))
     assert f"<tr>{cells}</tr>" in row
+
+
+def test_a_tiny_fraction_is_not_shown_as_zero():
+    """Such as a δ of 1e-05, in a ledger and in a policy's rulings."""
+    shown = [value_text(value) for value in (1e-5, -0.00012345, 0.0005, 0.0, 12.5)]
+    assert shown == ["1e-05", "-0.00012", "0.001", "0.000", "12.500"]
 
 
 def test_contents_lead_to_sections():

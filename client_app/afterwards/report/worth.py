@@ -6,6 +6,7 @@ from typing import Any
 
 from client_app.afterwards.home import place_of
 from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.report.run import method
 from learning.export import ModelManifest
 from pages import plots
 from pages.figures import Assessment
@@ -67,6 +68,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         ],
         "own": own_name(alone),
         "own_known": alone is not None,
+        "can_alone": method(past) != "sums" and past.settings.get("tasks", 1) == 1,
         "all_rounds": past.alone_file.exists(),
         "by_class": _recall_picture(best, alone),
         "best": _class_by_class(best),
