@@ -36,7 +36,8 @@ from learning.samples import Samples
 ATTACKED, CANDIDATES = 1000, 20_000  # most embeddings that are attacked; most candidate images
 LEARNT, FEWEST = 2000, 50  # most and fewest other images that decoders are trained on
 SIDE = 32  # pixels: most height and width of the images that decoders restore
-FINEST = 1e-4  # least noise, as a share of a coordinate's spread
+FINEST = 1e-4  # least noise for the first two attackers, as a share of a coordinate's spread
+LEAST = 1e-100  # least variance for the third one, so that the information is finite
 TIE = 1e-3  # difference of log-likelihoods that counts as none
 BLOCK = 100  # embeddings that are compared at once
 SHOWN = 16  # images in a picture
@@ -96,8 +97,9 @@ def audit_embeddings(
     centre, spread = means.mean(0), (means.var(0) + variances.mean(0)).sqrt()
     spread[spread == 0] = 1.0
     means, values = (means - centre) / spread, (values - centre) / spread
-    variances = (variances / spread.square()).clamp(min=FINEST**2)
+    variances = variances / spread.square()
     figures = _bits(means[rows], variances[rows]) if encoded.kind == "sampled" else {}
+    variances = variances.clamp(min=FINEST**2)
     with use_seed(rng):
         chosen = torch.randperm(len(rows))[:ATTACKED]
         rows, values, rest = rows[chosen], values[chosen], stays.nonzero().flatten()
@@ -117,7 +119,7 @@ def audit_embeddings(
 def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
     """The information of embeddings about their images, in bits; in units of the spread, [m, d]."""
     # KL(N(µ, σ²) ‖ N(0, 1)), as the mean of all is 0 and their variance 1.
-    nats = 0.5 * (means.square() + variances - 1 - variances.log()).sum(dim=1)
+    nats = 0.5 * (means.square() + variances - 1 - variances.clamp(min=LEAST).log()).sum(dim=1)
     bits = nats / math.log(2)
     return {"embedding-bits-most": bits.max().item(), "embedding-bits-median": bits.median().item()}
 

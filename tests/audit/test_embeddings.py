@@ -147,6 +147,19 @@ def test_one_image_that_leaks_is_enough(tmp_path):
     assert not allowed(policy_of(tmp_path, "embeddings.kinds = ['sampled']"), "sampled", figures)
 
 
+def test_numbers_without_noise_have_many_bits_each(tmp_path):
+    """Four exact numbers of 32 bits of one image are more than 64 bits."""
+    samples = images()
+    means, deviations = torch.zeros(N, 4), torch.ones(N, 4)
+    means[7], deviations[7] = samples.images[7].flatten()[:4] / 255.0, 1e-18
+    figures = audited(encoded(samples, means, deviations)).figures
+    assert figures["embedding-bits-most"] > 4 * 32
+    assert not allowed(policy_of(tmp_path, "embeddings.kinds = ['sampled']"), "sampled", figures)
+    deviations[7] = 1e-30  # its square is 0 in 32 bits
+    none = audited(encoded(samples, means, deviations)).figures["embedding-bits-most"]
+    assert figures["embedding-bits-most"] < none < math.inf
+
+
 @pytest.mark.parametrize("kind", ["ebr", "stats"])
 def test_without_noise_every_embedding_is_linked(kind):
     torch.manual_seed(0)
