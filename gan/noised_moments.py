@@ -21,7 +21,7 @@ If patients are known, the unit is the patient: each of the k images of a patien
 
 **Numbers.** All sums are of whole numbers: t is truncated to a grid (towards zero, so no norm
 grows), and noise is rounded to the grid of the sums. So no bit of a floating-point sum reveals an
-image (Mironov, CCS 2012). The noise is Gaussian to the precision of a double: its tails end at 8.3
+image (Mironov, CCS 2012). The noise is Gaussian to the precision of a double: its tails end at 8.2
 standard deviations, and δ does not include its distance from an exact discrete Gaussian (Canonne et
 al. 2020). The guarantee does not cover the duration of the computation.
 
@@ -47,7 +47,7 @@ FINEST = 14  # frequencies i, j are kept if i + j is below it; for colours below
 SLOPE = 0.6  # of the weights f^SLOPE: images have less of the fine frequencies
 BINS = 32  # of the histogram
 GRID, WEIGHT = 2**12, 2**8  # steps of t from 0 to 1; steps of an image's weight from 0 to 1
-CHUNK = 4096  # images at a time
+CHUNK, VALUES = 4096, 2**22  # most images, and values of pixels (some 100 MB), at a time
 
 Normal = Callable[[int], NDArray[np.float64]]  # gives this many standard normal numbers
 
@@ -125,8 +125,9 @@ class Basis:
 
 def secure_normal(count: int) -> NDArray[np.float64]:
     """Standard normal numbers from the operating system's cryptographic generator, [count]."""
-    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
-    return np.asarray(ndtri((bits + 0.5) / 2.0**53))
+    # With 53 bits, the largest number plus a half would be rounded to 1, whose noise is infinite.
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(12)
+    return np.asarray(ndtri((bits + 0.5) / 2.0**52))
 
 
 def release(
@@ -154,8 +155,9 @@ def release(
     sums = np.zeros((classes, basis.size))
     squares = np.zeros((classes, basis.size, basis.size))
     histogram = np.zeros((channels, BINS))
-    for start in range(0, len(images), CHUNK):
-        chosen = slice(start, start + CHUNK)
+    size = max(1, min(CHUNK, VALUES // math.prod(basis.shape)))
+    for start in range(0, len(images), size):
+        chosen = slice(start, start + size)
         part, kinds = images[chosen].cpu().numpy(), labels[chosen].cpu().numpy()
         vectors = np.trunc(basis.vectors(part) * (1 - 2**-30) * GRID)  # whole numbers
         weighted = vectors * weights[chosen, None]

@@ -113,6 +113,29 @@ def test_secure_noise_is_normal_and_never_the_same():
     assert not np.array_equal(drawn, secure_normal(20000))
 
 
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_the_largest_noise_is_finite(byte, monkeypatch):
+    monkeypatch.setattr("gan.noised_moments.os.urandom", lambda count: byte * count)
+    assert abs(secure_normal(1)) == pytest.approx(8.21, abs=0.01)
+
+
+def test_few_large_images_are_in_memory_at_once(monkeypatch):
+    images, labels = images_of(20, (3, 12, 10)), torch.arange(20) % 4
+    whole, original = release(images, labels, 4, 1.0, nothing).arrays(), Basis.vectors
+    sizes = []
+
+    def vectors(basis, part):
+        sizes.append(len(part))
+        return original(basis, part)
+
+    monkeypatch.setattr("gan.noised_moments.VALUES", 7 * 3 * 12 * 10)
+    monkeypatch.setattr(Basis, "vectors", vectors)
+    parts = release(images, labels, 4, 1.0, nothing).arrays()
+    assert sizes == [7, 7, 6]
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array)
+
+
 def test_a_statistic_survives_the_store():
     kept = release(images_of(8), torch.arange(8) % 2, 2, 1.5, nothing)
     again = Moments.from_arrays(kept.arrays())
