@@ -32,14 +32,14 @@ class Checkpoints:
         for folder in sorted(others):
             if (folder / "checkpoint.pt").exists():
                 content = _read(folder / "checkpoint.pt")
-                standing = _read_standing(content)
-                if content.get("first-phase") == self.first_phase and standing.phase > 1:
-                    write_whole(self.folder / "plain.pt", _read(folder / "plain.pt"))
-                    first = [each for each in standing.progress if each.phase == 1]
-                    begun = Standing(2, 0, first[-1].seconds, first)
-                    plain = {**_read(self.folder / "plain.pt"), "made-with": self.made_with}
-                    plain["standing"] = asdict(begun)
-                    write_whole(self.folder / "checkpoint.pt", plain)
+                standing = content["standing"]
+                if content.get("first-phase") == self.first_phase and standing["phase"] > 1:
+                    plain = _read(folder / "plain.pt")
+                    write_whole(self.folder / "plain.pt", plain)
+                    first = [each for each in standing["progress"] if each["phase"] == 1]
+                    begun = asdict(Standing(2, 0, first[-1]["seconds"])) | {"progress": first}
+                    begun = {**plain, "made-with": self.made_with, "standing": begun}
+                    write_whole(self.folder / "checkpoint.pt", begun)
                     return
 
     def has(self, name: str) -> bool:

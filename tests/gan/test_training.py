@@ -304,6 +304,19 @@ def test_another_privacy_term_begins_where_phase_one_has_ended(train, tmp_path, 
 
 
 @pytest.mark.slow
+def test_a_training_of_an_older_version_is_no_obstacle(train, tmp_path):
+    """Its checks may have other figures."""
+    train(judged_by="scores", folder=tmp_path / "old")
+    path = tmp_path / "old" / "checkpoint.pt"
+    old = torch.load(path)
+    old["first-phase"] = "version 0, of other figures"
+    old["standing"]["progress"] = [{"iteration": 1, "loss": 2.0}]
+    torch.save(old, path)
+    trained = train(privacy_weight=5.0, folder=tmp_path / "new", judged_by="scores")
+    assert {each.phase for each in trained.progress} == {1, 2}
+
+
+@pytest.mark.slow
 def test_phase_one_is_not_taken_from_a_training_that_is_still_in_it(train, tmp_path):
     with pytest.raises(TimeoutError):
         train(judged_by="scores", deadline=0.0)
