@@ -183,7 +183,8 @@ class Auditor:
         return Found(*(torch.stack(row) for row in rows))
 
     def _exact_copies(self, images: Tensor) -> Tensor:
-        return torch.tensor([_hash(each) in self.hashes for each in images], device=images.device)
+        copies = [_hash(each) in self.hashes for each in images]
+        return torch.tensor(copies, dtype=torch.bool, device=images.device)
 
     def _describe(self, index: int, images: Tensor) -> str:
         image = images[index : index + 1]

@@ -154,6 +154,12 @@ def test_one_held_out_image_sets_no_threshold(others):
         auditor(held_out)
 
 
+def test_no_held_out_image_sets_no_threshold():
+    images, labels = draw(1, seed=2)
+    with pytest.raises(ValueError, match="at least two different test images"):
+        auditor((images[:0], labels[:0]))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
