@@ -46,6 +46,7 @@ from benchmarks.reproduce import (
 from benchmarks.simulation import RunFailed
 from cli import main
 from client_app.authority import node_config
+from deploy.running import lock
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
 from learning.models import Architecture
@@ -364,6 +365,13 @@ def test_the_matrix_of_papers_counts_its_rows(part):
         ("[settings]", "settings = 3\n[other]", "'settings' is 3; it must be an object"),
         ('name = "alone"', "name = 3", "name' is 3; it must be a text"),
         ('name = "alone"', 'name = "?"', "Row '\\?' needs a name with a letter"),
+        ("seeds = [0, 1]", "seeds = [0, -1]", "Row 'alone': .*'seed' is -1"),
+        (
+            "[settings]",
+            "[settings]\nseed = 3",
+            "Row 'alone' sets 'seed', which is a run's own: .* --seeds",
+        ),
+        ("settings.strategy =", "settings.resume = '/r'\nsettings.strategy =", "sets 'resume'"),
     ],
 )
 def test_a_table_that_does_not_fit_together_is_refused_at_once(tmp_path, old, new, words):
@@ -393,6 +401,17 @@ def test_a_table_that_is_not_there_is_named(name, words):
     assert words in str(error.value)
 
 
+def test_a_table_without_rows_is_refused(tmp_path):
+    (tmp_path / "own.toml").write_text("rows = []")
+    with pytest.raises(TableError, match=r"own.toml has no row"):
+        load(tmp_path / "own.toml", [])
+
+
+def test_a_setting_varies_once():
+    with pytest.raises(TableError, match=r"names 'train.epochs' twice: give all values"):
+        read_table(None, ["train.epochs=1", "train.epochs=3"])
+
+
 def test_only_the_rows_of_a_table_must_be_there(tmp_path):
     (tmp_path / "own.toml").write_text('[[rows]]\nname = "defaults"')
     table = load(tmp_path / "own.toml", [])
@@ -402,11 +421,16 @@ def test_only_the_rows_of_a_table_must_be_there(tmp_path):
 
 
 def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
-    vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'", "seed=3"]
+    vary = [
+        "strategy=cwt,rwt",
+        "train.learning-rate=0.1,1",
+        "mlp.hidden='8,8','16'",
+        "train.epochs=3",
+    ]
     rows = check_table(read_table(None, vary), []).rows
     assert len(rows) == 8
     assert rows[0].name == "strategy=cwt train.learning-rate=0.1 mlp.hidden=8 8"
-    wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "seed": 3}
+    wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "train.epochs": 3}
     assert rows[-1].settings == wanted
     (tmp_path / "two.toml").write_text(TABLE)
     rows = load(tmp_path / "two.toml", [Path("/data")], ["evaluate.cross=true,false"]).rows
@@ -635,6 +659,8 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
             run_missing(replace(table, rows=[row]), tmp_path / reason, runs)
             lost = row.name == "alone" and reason == AWAY
             assert (completed_result(row, Repeat(0), tmp_path / reason) is not None) == lost
+    # With a small share it may be that no hospital is ever away.
+    assert run_missing(first_row_of(table), tmp_path / "none", Runs())
 
 
 def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_path):
@@ -801,6 +827,14 @@ def test_the_command_sweeps_and_goes_on_where_it_was(command):
     first = ["--vary", "strategy=cwt,rwt", "--vary", "num-server-rounds=2"]
     assert command(*first, "--seeds", "3")[1] == [("cwt", 3), ("rwt", 3)]
     assert command(*first, "--seeds", "3,4") == (0, [("cwt", 4), ("rwt", 4)])
+
+
+def test_two_processes_do_not_run_one_table(tmp_path, command, capsys):
+    """Each would take the other's result folders for its own."""
+    (tmp_path / "output").mkdir()
+    with lock(tmp_path / "output", "A table"):
+        assert command("--vary", "strategy=cwt") == (2, [])
+    assert "A table already runs from" in capsys.readouterr().err
 
 
 def test_what_this_machine_lacks_is_named_before_anything_runs(tmp_path, command, capsys):
