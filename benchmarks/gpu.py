@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -83,7 +84,7 @@ def steps(folder: Path, runs: Path, device: torch.device) -> dict[str, list[str]
 
 
 def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
-    """Run a command; end it and all its processes at the limit.
+    """Run a command; end all its processes after it, or at the limit.
 
     The command runs in the repository's folder. Its output goes to `log`. The limit is in seconds.
 
@@ -99,9 +100,11 @@ def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
             if status := process.wait(limit):
                 error = f"exit status {status}"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             error = f"took longer than {limit:.0f} s"
+        finally:  # also after Ctrl-C, which does not reach its group
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     if error:
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         error = ": ".join([error, *last])

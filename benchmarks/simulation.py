@@ -104,7 +104,7 @@ def run(
         config = resume / "checkpoint" / "resume.toml"
     if config is None:
         overrides = " ".join(
-            f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}"
+            f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value, ensure_ascii=False)}"
             for key, value in {**USUAL, **settings, "output_dir": str(output_dir)}.items()
         )
     else:

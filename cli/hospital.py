@@ -117,7 +117,7 @@ def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
             make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")
-        known = None if members in ("first-use", "none") else place / members
+        known = None if members in ("first-use", "none") else place / expand(members)
         _print_identity(name, place / "store", known)
     except BaseException:
         (place / HOSPITAL).unlink()  # so that the next attempt goes on from here

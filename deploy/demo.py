@@ -6,6 +6,7 @@ It uses the commands of a real deployment (docs/deployment.md). It prints the fo
 last, and ends with the exit status of the run. All processes are ended, also after Ctrl-C.
 """
 
+import json
 import signal
 import socket
 import subprocess
@@ -117,7 +118,7 @@ def hospitals(
 
 def run(folder: Path, settings: str) -> Path:
     """Do a run on the server in `folder`; returns the folder of its results."""
-    run_config = f"{settings} output-dir='{folder}/runs'"
+    run_config = f"{settings} output-dir={json.dumps(str(folder / 'runs'), ensure_ascii=False)}"
     _do(("server", "run", "--server", folder / "server", "--run-config", run_config))
     (result,) = (folder / "runs").iterdir()
     return result

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from deploy.credentials import check_name
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
+from deploy.running import alone
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
@@ -162,7 +163,7 @@ def accept(folder: Path, file: Path) -> str:
     try:
         secret, ends = bytes.fromhex(kept["secret"]), kept["ends"]
         _check_end(name, ends)
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DeployError(f"{folder / INVITATIONS} is damaged: invite {name} again.") from error
     if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
         raise DeployError(f"{file} does not answer the newest invitation of {name}.")
@@ -203,8 +204,9 @@ def _invitations(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
-    known = {**_invitations(folder), hospital: facts}
-    write_whole(folder / INVITATIONS, json.dumps(known), private=True)
+    with alone(folder):
+        known = {**_invitations(folder), hospital: facts}
+        write_whole(folder / INVITATIONS, json.dumps(known), private=True)
 
 
 def _read(file: Path, table: type[TableT]) -> TableT:

@@ -94,13 +94,19 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
         DeployError: The file cannot be read, or has an unknown key or a wrong value; the text
             names all of them.
     """
-    path, table = folder / file, FILES[file]
+    path = folder / file
     try:
         values = parse_toml(read_by_hand(path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise DeployError(f"{path} cannot be read: {reason_of(error)}") from error
+    _check(path, values)
+    return values
+
+
+def _check(path: Path, values: dict[str, Any]) -> None:
+    table = FILES[path.name]
     known = [*keys_of(table), *[NODE_CONFIG] * (table is HospitalFile)]
     own = {key: value for key, value in values.items() if key != NODE_CONFIG}
     _, problems = read(own, table)
@@ -117,7 +123,6 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
         problems["name"] = "The key 'name' is missing: it is the hospital's name."
     if problems:
         raise DeployError(f"{path}: " + " ".join(problems.values()))
-    return values
 
 
 def _fits_command_line(key: str, value: Any) -> bool:
@@ -145,11 +150,7 @@ def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
     path = folder / file
     if path.exists():
         raise DeployError(f"{path} already exists: change it with an editor, or move it away.")
-    make_private(folder)
     given = {key: value for key, value in values.items() if value is not None}
+    _check(path, given)
+    make_private(folder)
     write_whole(path, tomli_w.dumps(given))
-    try:
-        read_own(folder, file)
-    except DeployError:
-        path.unlink()
-        raise

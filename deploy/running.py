@@ -48,6 +48,17 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the files of a folder in the block."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def read_facts(folder: Path) -> dict[str, str]:
     """The facts about the process that runs, or ran last, from a folder; empty if unknown."""
     try:

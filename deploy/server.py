@@ -13,9 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import tomli_w
+
 from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
-from deploy.running import is_running, lock
+from deploy.running import alone, is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
@@ -62,11 +64,10 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
     with lock(folder, "The server's SuperLink", fleet=fleet_address, control=address):
+        own = {"address": address, "root-certificates": str(folder / "ca.crt")}
         write_whole(
             folder / "config.toml",
-            f"[superlink.{NAME}]\n"
-            f'address = "{address}"\n'
-            f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n",
+            tomli_w.dumps({"superlink": {NAME: own}}),
         )
         forget_apps(folder)
         secret = write_secret(folder)
@@ -122,7 +123,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
             "give the .pub file that the hospital made with `fedhandoff hospital key`."
         )
-    names = names_of(folder)
+    names_of(folder)  # a damaged file is refused before the key is registered
     try:
         answer = _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
     except DeployError as error:
@@ -132,7 +133,9 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"The key in {public_key} is already registered: each hospital needs a key of its own "
             "(`fedhandoff hospital key`)."
         ) from None
-    write_whole(folder / HOSPITALS, json.dumps({**names, str(answer["node-id"]): hospital}))
+    with alone(folder):
+        names = {**names_of(folder), str(answer["node-id"]): hospital}
+        write_whole(folder / HOSPITALS, json.dumps(names))
     print(f"{hospital} is registered and can start its SuperNode.")
 
 

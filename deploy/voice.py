@@ -119,7 +119,10 @@ class SuperLinkVoice(Voice):
     def translate(self, text: str) -> str | None:
         """See `Voice`."""
         if found := re.match(r"\[Fleet\.(A|Dea)ctivateNode\] \w+ node_id=(\d+)", text):
-            hospital = self.names().get(found[2], f"node {found[2]}")
+            names: Mapping[str, str] = {}
+            with suppress(OSError, ValueError):  # a damaged file must not end the reading
+                names = self.names()
+            hospital = names.get(found[2], f"node {found[2]}")
             return f"{hospital} {'is connected' if found[1] == 'A' else 'has disconnected'}"
         if found := re.match(r"(Created run|Finished task \d+ of run) (\d+)", text):
             return f"run {found[2]} {'begins' if found[1] == 'Created run' else 'has ended'}"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,16 @@ def test_a_step_that_fails_or_hangs_is_recorded(tmp_path):
     assert failed["error"] == "exit status 1: no room"
     hung = gpu.attempt([sys.executable, "-c", "import time; time.sleep(60)"], log, 0.2)
     assert hung["error"] == "took longer than 0 s"
+
+
+def test_ctrl_c_ends_the_step_under_way(tmp_path, monkeypatch):
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: process)
+    monkeypatch.setattr(process, "wait", Mock(side_effect=[KeyboardInterrupt, 0]))
+    with pytest.raises(KeyboardInterrupt):
+        gpu.attempt([], tmp_path / "log", 60)
+    monkeypatch.undo()
+    assert process.wait(5) == -9
 
 
 @pytest.mark.slow

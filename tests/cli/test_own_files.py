@@ -188,7 +188,16 @@ def test_a_wrong_value_is_not_written(call, graz):
     given = ("--data", "skin", "--server", "fl.example.org:9092")
     status, _, error = call("hospital", "init", "a b", *given)
     assert (status, "'name' is 'a b'" in error) == (2, True)
-    assert not (graz.parent / "a b" / "hospital.toml").exists()
+    assert not (graz.parent / "a b").exists()
+
+
+def test_a_home_folder_in_the_path_of_the_members_is_found(call, graz, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = ("--data", "skin", "--server", "fl.example.org:9092", "--members", "~/members")
+    assert call("hospital", "init", "graz", *given)[0] == 0
+    line = call("members", "--hospital", "graz")[1]
+    assert line.startswith('graz = "')
+    assert (tmp_path / "members").read_text() == line
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,10 @@ def test_an_authority_that_cannot_sign_is_named(folder, kind):
     assert not (folder / "server.key").exists()
 
 
-@pytest.mark.parametrize("name", ["fl.example.org:9092", "https://fl.example.org", "", "a b"])
+@pytest.mark.parametrize(
+    "name",
+    ["fl.example.org:9092", "https://fl.example.org", "", "a b", "a" * 64, "-a.org"],
+)
 def test_what_is_no_name_of_a_server(name, tmp_path):
     with pytest.raises(DeployError, match="neither a host name nor an IP address"):
         make_authority(tmp_path, [name])
@@ -434,6 +438,33 @@ def test_what_flower_answers_can_be_read_in_any_shell(shell, tmp_path, monkeypat
     environment = supervisor.flower_environment(tmp_path)
     told = subprocess.check_output([sys.executable, "-c", code], env=environment)
     assert json.loads(told.decode()) == asked
+
+
+def test_hospitals_that_are_registered_at_once_all_have_names(folder, flwr):
+    make_key(folder, "graz")
+    flwr(json.dumps({"success": True, "node-id": 7}))
+    other, ask = '{"8": "linz"}', server._ask_flower
+
+    def meanwhile(*given):
+        (folder / "hospitals.json").write_text(other)
+        return ask(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_ask_flower", meanwhile)
+        server.register(folder, folder / "graz.pub", "graz")
+    assert server.names_of(folder) == {"7": "graz", "8": "linz"}
+
+
+@pytest.mark.parametrize("name", ["server 😀", "ser'ver", 'ser"ver'])
+def test_flower_can_read_the_address_of_a_server_in_any_folder(name, tmp_path, monkeypatch):
+    make_authority(tmp_path / name, ["localhost"])
+    monkeypatch.setattr(server, "keep_running", lambda *_: None)
+    server.start_superlink(tmp_path / name, "127.0.0.1:9", 8)
+    own = tomllib.loads((tmp_path / name / "config.toml").read_text())["superlink"]["fedhandoff"]
+    assert own == {
+        "address": transport.command_address("127.0.0.1:9", 8),
+        "root-certificates": str(tmp_path / name / "ca.crt"),
+    }
 
 
 def failing(message):

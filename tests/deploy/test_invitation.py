@@ -1,8 +1,11 @@
 """Invitations: a key is registered once, for the hospital that was invited, and in time."""
 
 import hashlib
+import json
 import re
 import stat
+import threading
+import time
 import tomllib
 
 import pytest
@@ -139,6 +142,7 @@ def test_a_key_that_cannot_be_registered_can_be_accepted_later(
         ("invitations.json", '{"graz": {}}'),
         ("invitations.json", '{"graz": {"secret": "zz", "ends": "2099-01-01T00:00:00+00:00"}}'),
         ("invitations.json", '{"graz": {"secret": "00", "ends": "soon"}}'),
+        ("invitations.json", '{"graz": {"secret": "00", "ends": "2099-01-01"}}'),
         ("invitations.json", "[" * 100_000),
         ("hospitals.json", "{"),
         ("hospitals.json", '{"1": 2}'),
@@ -151,6 +155,23 @@ def test_a_damaged_file_of_the_server_is_named_and_stays(call, folder, tmp_path,
     assert (status, error.count("\n")) == (2, 1)
     assert f"{folder / file} is damaged" in error
     assert (folder / file).read_text() == content
+
+
+def test_two_invitations_at_once_are_both_kept(folder, tmp_path, monkeypatch):
+    began, write = [], module.write_whole
+
+    def slow(path, content, **options):
+        if path.name == "invitations.json" and not began:
+            began.append(threading.Thread(target=invite, args=(folder, "linz", linz, 1)))
+            began[0].start()
+            time.sleep(0.5)
+        write(path, content, **options)
+
+    linz = tmp_path / "linz.invitation"
+    monkeypatch.setattr(module, "write_whole", slow)
+    invite(folder, "wien", tmp_path / "wien.invitation", 1)
+    began[0].join()
+    assert {*json.loads((folder / "invitations.json").read_text())} == {"graz", "linz", "wien"}
 
 
 @pytest.mark.parametrize("options", [["--days", "999999999"], ["--to", "/no/such/a.invitation"]])

@@ -72,7 +72,7 @@ def test_a_server_that_refuses_is_not_said_to_be_away(capsys):
         assert "register graz.pub" in line
 
 
-def test_a_server_s_log_has_who_comes_and_goes_and_no_line_for_each_look(capsys):
+def test_a_server_s_log_has_who_comes_and_goes_and_no_line_for_each_look(capsys, tmp_path):
     voice = SuperLinkVoice(lambda: {"17": "graz"})
     access = '10.0.0.7:49594 - "POST /v1/runtime/pull-messages HTTP/1.1" {}'
     lines = [
@@ -84,6 +84,9 @@ def test_a_server_s_log_has_who_comes_and_goes_and_no_line_for_each_look(capsys)
         *("graz is connected", "node 18 is connected"),
         *("run 5 begins", "run 5 has ended", "graz has disconnected"),
     ]
+    voice.names = lambda: server.names_of(tmp_path)
+    (tmp_path / "hospitals.json").write_text("damaged")  # a reader that ends stops the SuperLink
+    assert heard(voice, capsys, lines[0]) == ["node 17 is connected"]
     voice.hear(f"2026-11-22T14:23:30.016Z INFO [uvicorn.access] {access.format(200)}\n".encode())
     assert capsys.readouterr().out == ""
     voice.hear(f"2026-11-22T14:23:30.016Z INFO [uvicorn.access] {access.format(503)}\n".encode())
