@@ -39,8 +39,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, TypedDict
@@ -178,16 +179,10 @@ def reproduce(
 ) -> bool:
     """Do the missing runs of a table, then print the table and write it to a file.
 
-    Args:
-        name: As in `read_table`.
-        data: As in `check_table`.
-        output: The folder for runs and table; None = ~/fedhandoff/benchmarks/<name>.
-        rows: As in `choose`.
-        seeds: Seeds instead of the table's.
-        hospitals: A number instead of the table's.
-        vary: As in `read_table`.
-        workers: The number of warm processes; 0 = Flower's engine.
-        command: The command that repeats the table, as it is written there.
+    `name` and `vary` are as in `read_table`, `data` as in `check_table`, `rows` as in `choose`.
+    `seeds` and `hospitals` replace the table's. Runs and table are in `output`; None =
+    ~/fedhandoff/benchmarks/<name>. `workers` is the number of warm processes; 0 = Flower's engine.
+    The table has the `command` that repeats it.
 
     Returns:
         Whether all runs are completed now.
@@ -346,8 +341,8 @@ def check_table(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         own = {**flatten_dict(described.get("settings")), **flatten_dict(row.get("settings"))}
         if taken := own.keys() & {*first.settings, "output-dir", "resume"}:
             raise TableError(
-                f"Row '{row['name']}' sets {_list(taken)}, which is a run's own: use --seeds, "
-                "--output, or 'seeds' and 'folds' of the table."
+                f"Row '{row['name']}' sets {_list(taken)}, but a row has several runs: use "
+                "--seeds, --output, or 'seeds' and 'folds' of the table."
             )
         settings = {key: _fill_in(value, data) for key, value in own.items()}
         try:
@@ -428,7 +423,7 @@ def list_columns(hospitals: int) -> dict[str, Column]:
     accuracies = [name for name in columns if "accuracy" in name]
     for name in accuracies:
         heading = f"best {columns[name].heading}"
-        columns[f"best_{name}"] = Column(heading, 100, _best(name))
+        columns[f"best_{name}"] = Column(heading, 100, _scalar("best", name))
         heading = f"{name.replace('_', ' ')}, mean of last 5 rounds, %"
         columns[f"last_5_{name}"] = Column(heading, 100, _last_5(name))
     for index in range(hospitals):
@@ -442,7 +437,7 @@ def list_columns(hospitals: int) -> dict[str, Column]:
         ("balanced_mean", "balanced, mean of last 10 rounds, %"),
         ("balanced_std", "balanced, oscillation (std of last 10 rounds), %"),
     ):
-        columns[f"last_rounds_{part}"] = Column(heading, 100, _last_rounds(part))
+        columns[f"last_rounds_{part}"] = Column(heading, 100, _scalar("last_rounds", part))
     columns["rounds_to_75"] = Column("rounds to 75 %", 1, _rounds_to_75)
     columns["epochs_to_75"] = Column("epochs to 75 %", 1, _epochs_to_75)
     columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
@@ -460,12 +455,9 @@ def list_columns(hospitals: int) -> dict[str, Column]:
     return columns
 
 
-def _scalar(key: str) -> Values:
-    return lambda summary: [summary[key]]
-
-
-def _best(key: str) -> Values:
-    return lambda summary: [summary["best"][key]]
+def _scalar(*keys: str) -> Values:
+    """The figure at nested keys of a summary."""
+    return lambda summary: [reduce(getitem, keys, summary)]  # type: ignore[list-item]
 
 
 def _last_5(key: str) -> Values:
@@ -504,10 +496,6 @@ def _synthetic(*prefixes: str) -> Values:
         ]
 
     return values
-
-
-def _last_rounds(part: str) -> Values:
-    return lambda summary: [summary["last_rounds"][part]]
 
 
 def _rounds_to_75(summary: Mapping[str, Any]) -> list[float | None]:

@@ -84,7 +84,7 @@ def run(
     """Do one run of the app, and wait for its end.
 
     Args:
-        environment: The environment variables that `server start` yields.
+        environment: The environment variables that `superlink` yields.
         output_dir: The folder for the result folder; only this run may write there.
         hospitals: The number of simulated hospitals.
         cpus: Cores for each simulated hospital; this limits the number that work at once.
@@ -132,8 +132,7 @@ def _status_of(run: str, environment: Mapping[str, str]) -> str:
     """The status of a run, as the local SuperLink of this environment reports it."""
     answer = subprocess.run(
         ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
-        # FORCE_COLOR, which notebooks and CIs set, would put colours into JSON.
-        env={**environment, "TTY_COMPATIBLE": "0"},
+        env=environment,
         capture_output=True,
         encoding="utf-8",
         check=False,

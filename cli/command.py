@@ -85,7 +85,7 @@ class Command(TyperCommand):
         with _in_one_line(ctx):
             for each in self.params:
                 if isinstance(each.type, ClickPath) and each.name:
-                    ctx.params[each.name] = _expand(ctx.params[each.name], each.opts[0])
+                    ctx.params[each.name] = _expand(ctx.params[each.name])
             return super().invoke(ctx)
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
@@ -141,7 +141,7 @@ def _has_blank(words: Any) -> bool:
     return isinstance(words, list | tuple) and any(map(_has_blank, words))
 
 
-def _expand(value: Any, option: str) -> Any:
+def _expand(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_expand(each, option) for each in value]
+        return [_expand(each) for each in value]
     return value and expand(value)

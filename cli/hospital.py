@@ -47,14 +47,9 @@ def init(
     In a terminal it asks for missing values. Read the policy before the first run.
     """
     private()
-    own = {
-        "name": name,
-        "data": _images(data),
-        "server": server or _ask("--server", "The server's host:port"),
-        "members": members,
-        "model": model,
-    }
-    place = _make(folder, own)
+    images = _images(data)
+    address = server or _ask("--server", "The server's host:port")
+    place = _make(folder, name, images, address, members, model)
     print(f"{place / name}.pub goes to the server's operator, who registers it.")
 
 
@@ -88,27 +83,23 @@ def join(
     images = _images(data)
     if not yes and (_ask("--yes", "Approve this code and join? (yes or no)") != "yes"):
         raise typer.Exit(1)
-    own = {
-        "name": found.hospital,
-        "data": images,
-        "server": found.server,
-        "members": members,
-        "model": model,
-    }
-    answer = write_answer(_make(folder, own), found)
+    place = _make(folder, found.hospital, images, found.server, members, model)
+    answer = write_answer(place, found)
     print(f"{answer} goes to the server's operator, who accepts it.")
 
 
-def _make(folder: Path | None, own: dict[str, str | None]) -> Path:
-    """Make a hospital's folder, from its name and the other keys of hospital.toml; returns it."""
+def _make(
+    folder: Path | None, name: str, data: str, server: str, members: str, model: str | None
+) -> Path:
+    """Make a hospital's folder, with the keys of hospital.toml; returns it."""
     from cli.authority import policy
     from deploy.approved import approve
     from deploy.credentials import make_key
     from deploy.own_file import PLACE, write_own
     from deploy.server import APP
 
-    name, members = str(own["name"]), str(own["members"])
     place = folder or expand(PLACE) / name
+    own = {"name": name, "data": data, "server": server, "members": members, "model": model}
     write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
     try:
         if not (place / "policy.toml").exists():

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
 from strategies.protocol.files import make_private, read_bytes, reason_of, write_new
-from strategies.protocol.names import check_name as check_rule
+from strategies.protocol.names import check_name
 
 YEARS = 10  # years for which a certificate is valid
 HERE = ("localhost", "127.0.0.1")  # the server's names in the operator's own commands
@@ -55,7 +55,8 @@ def make_key(folder: Path, hospital: str) -> None:
     """Make a hospital's `<name>.key`, which never leaves the hospital, and its `<name>.pub`.
 
     Raises:
-        DeployError: The name is not valid, or the key already exists.
+        DeployError: The key already exists.
+        ValueError: The name is not valid.
     """
     check_name(hospital)
     private, public = folder / f"{hospital}.key", folder / f"{hospital}.pub"
@@ -66,18 +67,6 @@ def make_key(folder: Path, hospital: str) -> None:
     )
     _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
     _write(public, line + f" {hospital}\n".encode(), 0o644)
-
-
-def check_name(hospital: str) -> None:
-    """Check that the app accepts a hospital's name.
-
-    Raises:
-        DeployError: The name is not valid.
-    """
-    try:
-        check_rule(hospital)
-    except ValueError as error:
-        raise DeployError(str(error)) from error
 
 
 def check_key(path: Path) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 from client_app.authority.node_config import NODE_CONFIG, OwnError
 from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
-from deploy.credentials import check_key, check_name, end_of
+from deploy.credentials import check_key, end_of
 from deploy.errors import DeployError
 from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, expand, make_private, parse_toml
+from strategies.protocol.names import check_name
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # replace Flower's own programs
@@ -66,6 +67,7 @@ def start_supernode(hospital: Hospital) -> None:
             cannot be written to; a SuperNode already runs from the folder; no code is approved, or
             approved code was changed; or the server's certificate is not valid, or not from the
             consortium's authority.
+        ValueError: The hospital's name is not valid.
     """
     check_name(hospital.name)
     folder = hospital.folder.absolute()

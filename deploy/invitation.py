@@ -24,7 +24,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from deploy.credentials import check_name
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
 from deploy.running import alone
@@ -32,6 +31,7 @@ from deploy.server import APP, register
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
 from strategies.protocol.files import parse_toml, read_json, read_text, reason_of, write_whole
+from strategies.protocol.names import check_name
 
 INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital
 MOST = 2**16  # bytes of an invitation or an answer
@@ -91,7 +91,8 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     The server's folder has the address in its server.toml. The invitation is accepted for `days`.
 
     Raises:
-        DeployError: The name is not valid, or the server has no address or certificate.
+        DeployError: The server has no address or certificate.
+        ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
     address, certificate = read_own(folder, "server.toml").get("address"), folder / "ca.crt"

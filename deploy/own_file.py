@@ -30,7 +30,7 @@ from strategies.protocol.files import (
     reason_of,
     write_whole,
 )
-from strategies.protocol.names import names_hospital
+from strategies.protocol.names import RULE, names_hospital
 
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
 NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
@@ -38,13 +38,7 @@ Address = Annotated[
     str,
     condition(lambda text: _is_address(text), "host:port alone, such as fl.example.org:9092"),
 ]
-Name = Annotated[
-    str,
-    condition(
-        names_hospital,
-        "1 to 64 ASCII letters, digits, '.', '-' and '_', and start with a letter or a digit",
-    ),
-]
+Name = Annotated[str, condition(names_hospital, RULE)]
 Kind = Annotated[str, condition(lambda kind: kind in ("folder", "manifest"), "folder or manifest")]
 Port = Annotated[int, bounds(0, 65535)]
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import tomli_w
 
-from deploy.credentials import check_name, end_of
+from deploy.credentials import end_of
 from deploy.errors import DeployError
 from deploy.running import alone, is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import parse_toml, read_bytes, read_json, write_whole
-from strategies.protocol.names import join_names
+from strategies.protocol.names import check_name, join_names
 
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # replace Flower's own programs
@@ -110,6 +110,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
     Raises:
         DeployError: The file is missing or holds no such key, the key is already registered, or no
             SuperLink answers.
+        ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
     if not public_key.is_file():

@@ -31,10 +31,9 @@ def status(folder: Path) -> bool:
     lines = [("process", f"runs, process {facts.get('pid', '?')}" if runs else "does not run")]
     if is_server:
         certificates.append(_certificate(folder / "server.crt"))
-    if not is_server:
+        lines += _server(folder, facts) if runs else ()
+    else:
         lines += _hospital(folder, facts)
-    elif runs:
-        lines += _server(folder, facts)
     disk = ("disk", _disk(Path(facts.get("store", folder))))
     print(f"{facts.get('name', 'server' if is_server else 'hospital')}, {folder}")
     for label, text in (*lines, *certificates, disk):

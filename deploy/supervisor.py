@@ -39,16 +39,6 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
-def _bypass_proxy() -> dict[str, str]:
-    """This process's environment, in which requests to this machine use no proxy.
-
-    Requests to other machines still use the proxies that the environment names.
-    """
-    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    value = f"{exempt},{HERE}" if exempt else HERE
-    return {**os.environ, "no_proxy": value, "NO_PROXY": value}
-
-
 def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     """The environment of a Flower program of this installation.
 
@@ -58,9 +48,14 @@ def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
             `deploy.watch` needs the lines of a SuperNode.
     """
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
+    # Requests to this machine use no proxy; others use the proxies that the environment names.
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = f"{exempt},{HERE}" if exempt else HERE
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        **_bypass_proxy(),
+        **os.environ,
+        "no_proxy": direct,
+        "NO_PROXY": direct,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,

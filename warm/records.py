@@ -10,7 +10,6 @@ list of pairs.
 
 import json
 from collections.abc import Callable
-from socket import socket
 from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -30,18 +29,12 @@ class Readable(Protocol):
         """The next `size` bytes; fewer at the end."""
 
 
-def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
-    """Write facts (JSON values and bytes) and records to a socket.
+def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:
+    """Write facts (JSON values and bytes) and records with a function that takes bytes.
 
     Raises:
         ParcelError: They are larger than `receive` allows.
-        OSError: The other process has ended, or does not read.
     """
-    write(connection.sendall, facts, content)
-
-
-def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:
-    """Write facts and records with a function that takes bytes; see `send`."""
     records = [_describe(name, record) for name, record in content.items()]
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in array_records(content).values() for array in record.values()]
@@ -53,7 +46,7 @@ def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict)
 
 
 def receive(file: Readable) -> tuple[list[Any], RecordDict]:
-    """Read the facts and records that `send` has written.
+    """Read the facts and records that `write` has written.
 
     Raises:
         EOFError: The other process has ended.

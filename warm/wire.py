@@ -114,7 +114,8 @@ class Wire:
                 files[name] = self._outbox.place(record)
         small = RecordDict({name: each for name, each in content.items() if name not in files})
         send_fds(self.connection, [b"\0"], [*files.values()])
-        records.send(self.connection, [facts, [(name, name in files) for name in content]], small)
+        names = [(name, name in files) for name in content]
+        records.write(self.connection.sendall, [facts, names], small)
         self._outbox.clear(*self._kept)
 
     def receive(self) -> tuple[list[Any], RecordDict]:

@@ -11,6 +11,11 @@ ARRAY_NAME = re.compile("[A-Za-z0-9._-]{1,200}")
 # folders with other uses in a store.
 RESERVED = ("global", "ensemble", "standalone", "server", "images", "features", "resident")
 
+RULE = (
+    "1 to 64 ASCII letters, digits, '.', '-' and '_' with a letter or a digit first, and none of "
+    f"{', '.join(map(repr, RESERVED))}"
+)
+
 
 def is_name(text: str) -> bool:
     """Whether a text can name a lineage: a hospital's, or a reserved one."""
@@ -29,11 +34,7 @@ def check_name(name: str) -> str:
         ValueError: It may not; the text has the rule.
     """
     if not names_hospital(name):
-        raise ValueError(
-            f"A hospital cannot be called {name[:80]!r}: a name is 1 to 64 ASCII letters, digits, "
-            f"'.', '-' and '_', starts with a letter or a digit, and is none of "
-            f"{', '.join(map(repr, RESERVED))}."
-        )
+        raise ValueError(f"A hospital cannot be called {name[:80]!r}: a name is {RULE}.")
     return name
 
 

@@ -136,7 +136,7 @@ def test_a_key_is_what_ssh_keygen_writes(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "global", "ensemble", "../x"])
 def test_what_no_hospital_is_called(name, tmp_path):
-    with pytest.raises(DeployError, match="cannot be called"):
+    with pytest.raises(ValueError, match="cannot be called"):
         make_key(tmp_path, name)
 
 

@@ -17,6 +17,7 @@ from deploy import server
 from deploy.errors import DeployError
 from deploy.invitation import accept, invite, read_invitation
 from strategies.protocol.code import hash_of
+from strategies.protocol.files import write_whole
 
 
 @pytest.fixture
@@ -158,14 +159,14 @@ def test_a_damaged_file_of_the_server_is_named_and_stays(call, folder, tmp_path,
 
 
 def test_two_invitations_at_once_are_both_kept(folder, tmp_path, monkeypatch):
-    began, write = [], module.write_whole
+    began: list[threading.Thread] = []
 
     def slow(path, content, **options):
         if path.name == "invitations.json" and not began:
             began.append(threading.Thread(target=invite, args=(folder, "linz", linz, 1)))
             began[0].start()
             time.sleep(0.5)
-        write(path, content, **options)
+        write_whole(path, content, **options)
 
     linz = tmp_path / "linz.invitation"
     monkeypatch.setattr(module, "write_whole", slow)

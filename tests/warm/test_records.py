@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.protocol.records import ParcelError
 from warm import records
-from warm.records import ARRAYS, HEAD, receive, send
+from warm.records import ARRAYS, HEAD, receive, write
 
 FACTS: list[Any] = [
     "train",
@@ -23,7 +23,7 @@ FACTS: list[Any] = [
 def handed_over(facts, content):
     ours, theirs = socketpair()
     with ours, theirs, theirs.makefile("rb") as file:
-        send(ours, facts, content)
+        write(ours.sendall, facts, content)
         return receive(file)
 
 
