@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
@@ -43,6 +42,9 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
 
     Yields:
         The environment variables with which `flwr` finds the SuperLink as "local".
+
+    Raises:
+        RunFailed: It has not started; the error has the last lines of its log.
     """
     workplace = folder / "empty"
     workplace.mkdir(parents=True)
@@ -63,7 +65,9 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
             command, cwd=workplace, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        _wait_for(f"http://127.0.0.1:{port}/health", process)
+        if not _answers(f"http://127.0.0.1:{port}/health", process):
+            words = (folder / "superlink.log").read_text("utf-8", "replace")[-3000:]
+            raise RunFailed(f"The SuperLink did not start: {words}")
         yield environment
     finally:
         process.terminate()
@@ -182,12 +186,13 @@ def events_of(result: Path) -> list[dict[str, Any]]:
     return [vars(event) for event, _ in read_events(result / LOG)]
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a process answers at a URL; False if it ends, or is not ready in time."""
     deadline = time.monotonic() + START_UP
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with build_opener(ProxyHandler({})).open(url, timeout=1):
-                return
-        except (URLError, OSError):
+                return True
+        except OSError:
             time.sleep(0.1)
-    raise RuntimeError("The SuperLink did not start; see its superlink.log.")
+    return False

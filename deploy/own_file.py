@@ -28,7 +28,7 @@ from strategies.protocol.files import (
     parse_toml,
     read_by_hand,
     reason_of,
-    write_whole,
+    write_new,
 )
 from strategies.protocol.names import RULE, names_hospital
 
@@ -142,9 +142,12 @@ def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
         DeployError: The file exists, or a value is wrong.
     """
     path = folder / file
-    if path.exists():
-        raise DeployError(f"{path} already exists: change it with an editor, or move it away.")
     given = {key: value for key, value in values.items() if value is not None}
     _check(path, given)
     make_private(folder)
-    write_whole(path, tomli_w.dumps(given))
+    try:
+        write_new(path, tomli_w.dumps(given).encode(), 0o644)
+    except FileExistsError:
+        raise DeployError(
+            f"{path} already exists: change it with an editor, or move it away."
+        ) from None

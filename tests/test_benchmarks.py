@@ -845,6 +845,18 @@ def test_what_this_machine_lacks_is_named_before_anything_runs(tmp_path, command
     assert "'min-hospitals' is 2; it must be at most" in capsys.readouterr().err
 
 
+def test_a_superlink_that_does_not_start_is_named_with_its_last_words(tmp_path, monkeypatch):
+    """Its log is in a temporary folder."""
+    (tmp_path / "flower-superlink").write_text("#!/bin/sh\necho no room; exit 1\n")
+    (tmp_path / "flower-superlink").chmod(0o755)
+    monkeypatch.setattr(simulation, "flower_environment", lambda _: {"PATH": str(tmp_path)})
+    with (
+        pytest.raises(RunFailed, match="did not start: no room"),
+        simulation.superlink(tmp_path / "own"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("listed", "words"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from client_app.authority.policy import DEFAULTS
-from deploy import hospital
+from deploy import hospital, own_file
 from deploy.own_file import HospitalFile, read_own, write_own
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import keys_of
@@ -189,6 +189,20 @@ def test_a_wrong_value_is_not_written(call, graz):
     status, _, error = call("hospital", "init", "a b", *given)
     assert (status, "'name' is 'a b'" in error) == (2, True)
     assert not (graz.parent / "a b").exists()
+
+
+def test_of_two_that_make_a_hospital_at_once_one_does(call, graz, monkeypatch):
+    make = own_file.make_private
+
+    def meanwhile(folder):
+        make(folder)
+        (folder / "hospital.toml").write_text('name = "graz"')
+
+    monkeypatch.setattr(own_file, "make_private", meanwhile)
+    given = ("--data", "skin", "--server", "fl.example.org:9092")
+    status, _, error = call("hospital", "init", "graz", *given)
+    assert (status, "already exists" in error) == (2, True)
+    assert (graz / "hospital.toml").read_text() == 'name = "graz"'
 
 
 def test_a_home_folder_in_the_path_of_the_members_is_found(call, graz, tmp_path, monkeypatch):
