@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,12 +38,9 @@ def commit_and_machine() -> str:
 
 def commit() -> str:
     """The commit that is checked out, marked if files differ from it."""
-    if not ((APP / ".git").exists() and shutil.which("git")):
+    short, changes = _said("git rev-parse --short HEAD"), _said("git status --porcelain")
+    if not (APP / ".git").exists() or short is None or changes is None:
         return "unknown"
-    short, changes = (
-        subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
-        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    )
     return short.strip() + (" + changes" if changes else "")
 
 
@@ -58,7 +54,13 @@ def machine() -> str:
 
 def gpu_names() -> list[str]:
     """The NVIDIA GPUs of this machine."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return (_said("nvidia-smi --query-gpu=name --format=csv,noheader") or "").splitlines()
+
+
+def _said(command: str) -> str | None:
+    """The output of a program; None if it is missing, or cannot be used by this user."""
+    try:
+        done = subprocess.run(command.split(), cwd=APP, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout

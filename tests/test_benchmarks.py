@@ -837,6 +837,16 @@ def test_two_processes_do_not_run_one_table(tmp_path, command, capsys):
     assert "A table already runs from" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("script", ["echo It has failed.; exit 9", None])
+def test_a_table_needs_neither_git_nor_nvidia_smi(tmp_path, monkeypatch, script):
+    """git refuses a clone of another user; nvidia-smi fails without a driver."""
+    for name in ("git", "nvidia-smi") if script else ():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (markdown.commit(), markdown.gpu_names()) == ("unknown", [])
+
+
 def test_what_this_machine_lacks_is_named_before_anything_runs(tmp_path, command, capsys):
     (tmp_path / "two.toml").write_text(TABLE)
     assert command(tmp_path / "two.toml", "--data", "/no") == (2, [])
