@@ -56,6 +56,7 @@ def main() -> None:
         for row in rows:
             print(json.dumps(row), flush=True)
     else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step under way, too
         folder.mkdir(parents=True, exist_ok=True)
         head = {"commit": commit(), "machine": machine(), "torch": torch.__version__}
         outcomes: dict[str, dict[str, Any]] = {}

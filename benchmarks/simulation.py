@@ -6,7 +6,9 @@ Flower leaves it running. Here it gets an empty folder and its own home, and end
 
 import json
 import re
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -60,6 +62,8 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
         *("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port),
         "--disable-runtime-dependency-installation",
     ]
+    # SIGTERM would end this process alone, and the SuperLink would go on with its run.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (folder / "superlink.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=workplace, env=environment, stdout=log, stderr=subprocess.STDOUT
@@ -72,6 +76,7 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     finally:
         process.terminate()
         process.wait(timeout=30)
+        signal.signal(signal.SIGTERM, before)
 
 
 def run(

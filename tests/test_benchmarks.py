@@ -4,7 +4,9 @@ import copy
 import io
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -865,6 +867,29 @@ def test_a_superlink_that_does_not_start_is_named_with_its_last_words(tmp_path, 
         simulation.superlink(tmp_path / "own"),
     ):
         pass
+
+
+def test_a_superlink_ends_with_a_table_that_gets_sigterm(tmp_path, monkeypatch):
+    (tmp_path / "flower-superlink").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "flower-superlink").chmod(0o755)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Known(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            super().__init__(*arguments, **keywords)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Known)
+    monkeypatch.setattr(simulation, "flower_environment", lambda _: {"PATH": str(tmp_path)})
+    monkeypatch.setattr(simulation, "_answers", lambda *_: True)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended, simulation.superlink(tmp_path / "own"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (ended.value.code, started[0].poll()) == (143, -15)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

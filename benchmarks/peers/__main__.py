@@ -113,6 +113,7 @@ def main() -> None:
         parser.error(f"--peers has {sorted(unknown)}; the peers are {'; '.join(PEERS)}")
     if arguments.rounds < 2:
         parser.error(f"--rounds is {arguments.rounds}: give 2 or more, to time a whole round.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the run under way, too
     print(f"{commit_and_machine()}, {arguments.rounds} rounds\n")
     print_head(*TITLES)
     for method in WORK:
