@@ -59,7 +59,7 @@ def watch(place: Path) -> int:
         # `watch` sets colours and moves the cursor itself, so it needs the plain stream.
         terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout
         return follow(place.absolute(), Console(file=terminal, highlight=False))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError) as error:
         raise SettingsError(
             f"{place} cannot be read as a result directory: {type(error).__name__}: {error}"
         ) from error
@@ -126,14 +126,14 @@ class Followed:
 
     @cached_property
     def _cross(self) -> bool | str:
-        chosen: bool | str = self.settings.get("evaluate.cross", False)
         with suppress(SettingsError):  # settings of other versions may not parse
-            chosen = strategy_of(Settings.parse(self.settings)).cross
+            return strategy_of(Settings.parse(self.settings)).cross
+        chosen: bool | str = self.settings.get("evaluate.cross", False)
         return chosen
 
     def expected_hospitals(self, number: int) -> int:
         """The number of hospitals that are expected to train in a round."""
-        if self.settings.get("enrolment"):  # settings of other versions may not parse
+        with suppress(SettingsError):
             return expected_count(Settings.parse(self.settings), self.events, number)
         return len(participants(self.events))
 
@@ -206,13 +206,14 @@ def _look_until_end(run: Followed) -> Iterator[list[Event]]:
 
 def _find_run(place: Path, console: Console) -> Path:
     """Wait for the result directory to follow."""
-    known = {path for path in _runs(place) if not is_under_way(path)}
+    known = _runs(place)
     waiting = False
     while True:
         if (place / LOG).exists():
             return place
-        if new := [path for path in _runs(place) if path not in known]:
-            return max(new, key=lambda path: path.stat().st_mtime)
+        # A new run may have ended by now; a known one may be resumed.
+        if found := [path for path in _runs(place) if path not in known or is_under_way(path)]:
+            return max(found, key=lambda path: path.stat().st_mtime)
         if not waiting:
             _say(f"No run is under way in {place}. Waiting for one.", console)
             waiting = True

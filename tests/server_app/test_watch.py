@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from time import monotonic
 
@@ -118,6 +119,21 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
     assert sum(line.startswith("round 2/2") for line in lines) == 1
 
 
+def test_a_run_that_is_resumed_in_the_folder_is_followed(begin, tmp_path, monkeypatch):
+    at_work: list[bool] = []
+    monkeypatch.setattr(watch, "is_under_way", lambda path: bool(at_work))
+    results, output = begin(), io.StringIO()
+    console = Console(file=output, highlight=False)
+    found: list[Path] = []
+    place = tmp_path / "runs"
+    finder = Thread(target=lambda: found.append(watch._find_run(place, console)), daemon=True)
+    finder.start()
+    wait_until(lambda: "Waiting for one." in output.getvalue())
+    at_work.append(True)
+    finder.join(10)
+    assert found == [results.path]
+
+
 def test_a_failed_run_says_why_and_has_another_exit_status(begin, events):
     results = begin()
     do(results, events, rounds=(0, 1))
@@ -176,11 +192,33 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(begin):
     assert [event.verb for event in run.look()] == ["train"]
 
 
+def test_a_run_of_another_version_with_planned_members_is_followed(begin, events):
+    results = begin()
+    do(results, events)
+    end(results)
+    config = results.path / "config.toml"
+    text = config.read_text().replace('enrolment = ""', 'enrolment = "A: 1"')
+    config.write_text(text.replace("seed = 0", 'seed = "any"'))
+    status, lines = shown(results.path)
+    assert status == 0
+    assert lines[-1] == str(results.path)
+
+
 def test_a_curve_is_on_one_scale_and_as_wide_as_there_is_room():
     assert curve([0.0, 0.5, 1.0], 10) == "| ▄█|"
     assert curve([0.0, 1.0, 0.5, 0.5], 2, PLAIN) == "|==|"
     assert len(curve([0.5] * 1000, 30)) == 32
     assert len(BLOCKS) == len(PLAIN)
+
+
+def test_verdicts_without_a_text_are_named(begin, capsys):
+    results = begin()
+    end(results)
+    summary = results.path / "summary.json"
+    summary.write_text(summary.read_text().replace('"text"', '"texts"'))
+    with pytest.raises(SystemExit):
+        main(["watch", str(results.path)])
+    assert "cannot be read as a result directory: KeyError: 'text'" in capsys.readouterr().err
 
 
 def test_what_is_no_result_directory_is_named(tmp_path, monkeypatch, capsys):
