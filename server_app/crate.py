@@ -58,9 +58,9 @@ def write_run_crate(folder: Path) -> Path:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         contents = _contents(folder, summary, events, files, models, now)
-    except (LookupError, TypeError, ValueError) as error:  # images of which a fact is missing
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a fact is missing
         raise CrateError(
-            f"{folder / SUMMARY} is damaged, or of another version: {error}."
+            f"{SUMMARY} or {LOG} in {folder} is damaged, or of another version: {error}."
         ) from error
     return write_crate(folder, contents, now)
 

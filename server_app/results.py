@@ -197,6 +197,7 @@ class Results:
         self._events = self._all_events()
         for number in range(1, notes.rounds + 1):
             self._measure(number)
+        self._classes = state.outputs
         self._resumed = notes.resumed + 1
         self._began = monotonic() - notes.seconds
         self._say(INFO, f"The run of {self.path} goes on")
@@ -377,8 +378,8 @@ class Results:
         summary = self._summarise(events, state.outputs, wall_seconds, error)
         if baseline:
             summary = judge_with_baseline(summary, baseline)
-        self._config = describe(summary.data, self._settings.dataset) + self._config
-        write_whole(self.path / "config.toml", self._config)
+        config = describe(summary.data, self._settings.dataset) + self._config
+        write_whole(self.path / "config.toml", config)
         content = to_json(summary, indent=2, inf_nan_mode="null") + b"\n"
         write_whole(self.path / SUMMARY, content)
         (self.path / UNDER_WAY).unlink(missing_ok=True)
@@ -390,7 +391,7 @@ class Results:
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 with replacing(path) as draft:
                     save(state.shelf.get(model.parcel), draft)
-        page = render(self.path.name, summary, events, self._config, pictures(state))
+        page = render(self.path.name, summary, events, config, pictures(state))
         write_whole(self.path / live.NAME, page)
         self._feed.end(summary, self.path)
         return summary

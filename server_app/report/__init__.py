@@ -6,7 +6,6 @@ gathers the values for a template of pages/templates/report. `pages.page` escape
 outside, such as a hospital's name, its reason for a failure or a setting.
 """
 
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -71,7 +70,7 @@ def render(
     chances[""] = mean_chance(tests)
     return page.render(
         "report",
-        title_of(name, summary),
+        title_of(summary),
         live=live,
         summary=summary,
         sentence=QUEUES if queues else reword(_method(summary.strategy)[1], noun_of(config)),
@@ -91,7 +90,7 @@ def render(
     )
 
 
-def title_of(name: str, summary: Summary) -> str:
+def title_of(summary: Summary) -> str:
     """The page's title: method, data and date."""
     known = {own["kind"] for own in summary.data.values()} - {None}
     kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in known}))
@@ -102,8 +101,8 @@ def title_of(name: str, summary: Summary) -> str:
         if is_noised(summary.assessments) and (some := missing_classes(summary.assessments)):
             named += f"; figures of {some}"
         parts.append(f"({named})")
-    if began := re.match(r"\d{4}-\d\d-\d\d", name):
-        date = datetime.fromisoformat(began[0])
+    if summary.began:
+        date = datetime.fromisoformat(summary.began)
         parts[-1] += ","
         parts.append(f"{date.day} {date:%B %Y}")
     return " ".join(parts)

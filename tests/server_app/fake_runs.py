@@ -122,6 +122,7 @@ def fake_run(
         for r in numbers
     ]
     known: dict[str, Any] = {"classes": classes, "tasks": tasks, "enrolment": enrolment}
+    known["began"] = "2026-11-22T14:20:03"
     summary = summarise(Record(strategy, events, rounds, 60.0, error, **known))
     config = unflatten_dict(run_config(strategy=strategy, **overrides))
     return FakeRun(summary, events, tomli_w.dumps(config))

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from urllib.parse import quote
@@ -193,6 +194,11 @@ def a_name_of_bytes(folder):
     (folder / os.fsdecode(b"\xff.txt")).touch()
 
 
+def endless(folder):
+    path = folder / "metrics.jsonl"
+    path.write_text(re.sub('"time":[0-9.]+', '"time":1e300', path.read_text()))
+
+
 def unknown_images(folder):
     path = folder / "summary.json"
     told = json.loads(path.read_text())
@@ -203,7 +209,8 @@ def unknown_images(folder):
     ("change", "words"),
     [
         (a_name_of_bytes, "ff.txt is not in UTF-8: rename it."),
-        (unknown_images, "summary.json is damaged, or of another version: 'train'."),
+        (endless, "is damaged, or of another version: "),
+        (unknown_images, "is damaged, or of another version: 'train'."),
         (shutil.rmtree, "There is no folder"),
         (under_way, "is under way: wait for its end."),
         (unfinished, "has no summary.json: it is no result directory, or its run has not ended"),

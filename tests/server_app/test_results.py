@@ -148,6 +148,37 @@ def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
     assert names == [f"2026-11-21_14-03-59-rwt{end}" for end in ("", "-2", "-3")]
 
 
+def test_a_directory_may_have_any_name(tmp_path, events):
+    (path := tmp_path / "2026-02-30-copy").mkdir()
+    results = Results(path, settings(output_dir=str(tmp_path)))
+    results._begin()
+    run(results, events)
+    results.finish(at(results, "A"))
+    assert summary_of(results)["began"] == ""
+
+
+def test_a_resumed_run_knows_its_classes_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Results, "_claim", lambda results: None)  # the lock goes with the process
+    first, state = Results.open(settings(output_dir=str(tmp_path)))
+    state.outputs = ["a", "b"]
+    first.keep(state)
+    again, _ = Results.open(settings(output_dir=str(tmp_path), resume=str(first.path)))
+    assert again._classes == ["a", "b"]
+
+
+def test_the_notes_on_images_come_once_if_the_end_is_repeated(results, monkeypatch):
+    facts = {"data": "manifest"}
+    results.record(Event("query.prepare", 0, 0, "A", "A", facts=facts))
+    full = OSError(errno.ENOSPC, "full")
+    with monkeypatch.context() as at_end:
+        at_end.setattr(module, "render", lambda *_, **__: raise_(full))
+        with pytest.raises(OSError, match="full"):
+            results.finish(at(results))
+    results.fail(full, at(results))
+    text = (results.path / "config.toml").read_text()
+    assert text.count("# Hospitals used images of their own") == 1
+
+
 def test_an_output_dir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     for bad in (f"{tmp_path}/file/runs", "~nobody-of-this-name/runs"):
