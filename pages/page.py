@@ -38,7 +38,7 @@ def render(template: str, title: str, **values: Any) -> str:
 
 
 def value_text(value: object) -> str:
-    """A value as text: fractions with three digits, tiny ones with two; a dash if missing."""
+    """A value as text: fractions with three digits (tiny ones: two), a dash for a missing value."""
     if isinstance(value, float):
         tiny = 0 < abs(value) < 0.0005
         return (f"{value:.2g}" if tiny else f"{value:.3f}") if isfinite(value) else "–"

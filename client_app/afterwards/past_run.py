@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import torch
+from flwr.common.config import unflatten_dict
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture
 from client_app.authority.ledger import Line, path_of, read_to_break
@@ -31,7 +32,7 @@ from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
 from strategies.protocol.files import FileError, open_checked, read_bytes, read_json, read_text
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import SettingsError, defaults
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
 
 if TYPE_CHECKING:
@@ -222,6 +223,12 @@ class PastRun:
     def settings(self) -> dict[str, Any]:
         """The settings of the run; empty if the ledger has no record of it."""
         return dict(self.terms[-1]["settings"]) if self.terms else {}
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The settings as nested tables, without keys that are unknown here."""
+        settings = self.settings
+        return unflatten_dict({key: settings.get(key, each) for key, each in defaults().items()})
 
     @property
     def own_settings(self) -> dict[str, str]:

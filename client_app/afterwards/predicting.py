@@ -60,11 +60,6 @@ class Predictor:
         return self.manifests[0].classes
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.manifests[0].network.image_shape
-
-    @property
     def settings(self) -> Settings:
         """The run's settings of images; other settings have their defaults.
 
@@ -138,13 +133,13 @@ def write_predictions(
     sliced = any(entry.slice is not None for entry in entries)
     titles = ["image", *(["slice"] if sliced else []), "predicted"]
     titles += [f"probability of {name}" for name in predictor.classes]
-    form = Form.from_settings(predictor.settings)
+    form, shape = Form.from_settings(predictor.settings), predictor.manifests[0].network.image_shape
     with replacing(output) as draft:
         draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(map(inert, titles))
-            for chunk in read_images(entries, form, predictor.shape):
+            for chunk in read_images(entries, form, shape):
                 if chunk.entries:
                     scores = predictor.probabilities(chunk.images)
                     for entry, row in zip(chunk.entries, scores, strict=True):

@@ -90,7 +90,7 @@ class OwnLedger:
             return
         machine = _machine(self._config)
         with _open_to_write(self.path) as index:
-            if gone := index.find_missing(_run(self._message)):
+            if gone := index.find_missing(_run(_request_fields(self._message))):
                 raise OwnError("files", gone)
             refusal = index.make_room(machine, self._size)
         if refusal:
@@ -154,8 +154,7 @@ def append(
         if index.file.write(text + b"\n") <= len(text):
             raise OSError("The disk is full.")
         os.fsync(index.file.fileno())
-        run = str(entry.get("run", ""))
-        index.remember(run if NAME.fullmatch(run) else "")
+        index.remember(_run(entry))
         index.move(
             replace(
                 head,
@@ -284,9 +283,9 @@ def _size_of(message: Message, context: Context) -> int:
     return count_bytes(message.content) + words + len(str(dict(context.run_config)))
 
 
-def _run(message: Message) -> str:
+def _run(entry: Mapping[str, Any]) -> str:
     """The identity of the run; empty if it cannot name a folder."""
-    run = str(_request_fields(message).get("run", ""))
+    run = str(entry.get("run", ""))
     return run if NAME.fullmatch(run) else ""
 
 

@@ -247,15 +247,14 @@ class Details:
         Shares with noise are rounded, so that they do not reveal `most`. They may be below 0 or
         above 1.
         """
-        shares: Floats = np.divide(
-            table, most, out=np.zeros(table.shape), where=np.asarray(most) > 0
-        )
+
+        def share(part: Floats) -> Floats:
+            return np.divide(part, most, out=np.zeros(table.shape), where=np.asarray(most) > 0)
+
         if not self._noised:
-            return shares
+            return share(table)
         noise = moved * self._width * self._noised.noise.table(name, model, table.shape)
-        scaled = np.divide(noise, most, out=np.zeros(table.shape), where=np.asarray(most) > 0)
-        shares = (shares + scaled).round(DIGITS)
-        return shares
+        return (share(table) + share(noise)).round(DIGITS)
 
     def _judge(self, outputs: Outputs, figures: dict[str, float]) -> Judged | None:
         disclosure, noised = self.disclosure, self._noised

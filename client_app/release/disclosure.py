@@ -439,9 +439,8 @@ class Noised(Disclosure):
         }
         enough = self._keep_large(figures, about, patients)
         answer = {name: _two_digits(figure) for name, figure, _ in enough}
-        if linked := answer.keys() & {"embedding-linked"}:
-            exact = figures["embedding-linked"] * patients
-            answer |= dict.fromkeys(linked, min(self.round_count(exact) / patients, 1.0))
+        if (linked := "embedding-linked") in answer:
+            answer[linked] = min(self.round_count(figures[linked] * patients) / patients, 1.0)
         return answer
 
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:

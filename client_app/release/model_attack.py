@@ -24,6 +24,7 @@ from audit.model import Predictions, audit_model
 from audit.report import Report
 from client_app.authority.policy import ModelRules
 from client_app.request import Request, log_once
+from client_app.store import append_text
 from learning.evaluation import probabilities
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
@@ -73,10 +74,7 @@ def _note(request: Request, label: Manifest, report: Report) -> None:
         few,
     )
     noted = {"lineage": label.lineage, "round": label.round, "hop": label.hop, **report.evidence}
-    path = request.run.folder / FILE
     try:
-        with path.open("a", encoding="utf-8") as file:
-            path.chmod(0o600)
-            file.write(json.dumps(noted) + "\n")
+        append_text(request.run.folder / FILE, json.dumps(noted) + "\n")
     except OSError as error:  # a failure to write results at home never stops a run
         log.warning("The results of attacks cannot be written (%s).", error)

@@ -422,6 +422,29 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     assert "escape" not in text
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"strategy": "sums", "sums.epsilon": 1.0}, "another version: .*'sums.weights' is"),
+        ({"strategy": "feder", "gan.preset": "none"}, "another version: .*'gan.preset' is 'none'"),
+        ({"gan": 5, "train": "x", "release.quantile.x": 1}, "gan = 5 train = 'x'"),
+    ],
+)
+def test_settings_that_the_hospital_refused_leave_the_rest_of_the_page(
+    setting, words, report, tmp_path
+):
+    """A server chooses them: a run that no method can do must not prevent the report."""
+    folder = tmp_path / "there"
+    failure = {"class": "settings", "reason": "no"}
+    entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.enrol", "run": "r"}
+    policy = hashlib.sha256(DEFAULTS.read_bytes()).hexdigest()
+    terms = {"settings": {**defaults(), **setting}, "code": "c", "policy": policy}
+    append(path_of("graz", folder / "store"), {**entry, "failure": failure}, terms)
+    status, errors, written = report(folder)
+    assert status == 0, errors
+    assert re.search(words, text_of(written))
+
+
 def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
     """Those of a message that it refused say nothing of the run."""
     entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "train", "run": "r"}

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from flwr.common.config import unflatten_dict
-
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
+from gan.presets import PresetError
 from learning.intervals import Estimate
 from pages.release_view import noun_of, release_checks
 from strategies.protocol.files import read_by_hand
-from strategies.protocol.settings import Settings, SettingsError, defaults
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import amount
 
 
@@ -19,7 +18,7 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     exact = past.buffer
     figures = exact.figures if exact else past.buffer_figures
     attacks = exact.attacked if exact else None
-    settings = unflatten_dict({**defaults(), **past.settings})
+    settings = past.tables
     return {
         "noun": noun_of(settings),
         "release": past.card.get("release", ""),
@@ -61,8 +60,8 @@ def _policy(past: PastRun, policy: Path | None) -> dict[str, Any]:
         return {**found, "text": None}
     found |= {"text": read_by_hand(policy), "error": "", "rulings": []}
     try:
-        rulings = Policy.read(policy).judge(Settings.parse(past.settings))
-    except SettingsError as error:
+        rulings = [*Policy.read(policy).judge(Settings.parse(past.settings))]
+    except (SettingsError, PresetError) as error:
         return {**found, "error": str(error)}
     rows = [[r.rule, r.allowed, r.requested, "" if r.holds else "refused"] for r in rulings]
     return {**found, "rulings": rows}

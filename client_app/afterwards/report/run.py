@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flwr.common.config import unflatten_dict
-
 from client_app.afterwards.past_run import PastRun
 from pages.release_view import noun_of
 from strategies.protocol.settings import defaults
@@ -72,7 +70,7 @@ def _received_lines(past: PastRun) -> Iterator[str]:
     yield f"models that are at home now: {len(past.models)}"
     buffers = {each for line in past.answers for each in line.entry.get("replay", ())}
     if lent := sorted({each.partition("=")[0] for each in buffers}):
-        noun = noun_of(unflatten_dict({**defaults(), **past.settings}))
+        noun = noun_of(past.tables)
         yield f"synthetic {noun}s of: {', '.join(lent)}"
 
 

@@ -27,7 +27,8 @@ from audit.sums import Features, Moments, audit_sums
 from client_app.authority.privacy_account import Spent, noise_for, require_delta
 from client_app.datasets import LocalData
 from client_app.request import Request
-from gan.noised_moments import Normal, secure_normal
+from client_app.store import append_text, own_folder
+from gan.noised_moments import secure_normal
 from learning.learners.sums import Sums as Learner
 from learning.sums import (
     ALIKE,
@@ -166,9 +167,7 @@ class OwnSums:
             "epsilon": self.settings.epsilon,
             **report.evidence,
         }
-        self.run.folder.mkdir(parents=True, exist_ok=True)
-        with (self.run.folder / FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(noted) + "\n")
+        append_text(own_folder(self.run.folder) / FILE, json.dumps(noted) + "\n")
 
     def _moments(self, sums: Sums) -> Moments:
         """Sums as an attack sees them, in images."""
@@ -191,25 +190,16 @@ class OwnSums:
         """
         if kept := self.run.load(self._noise):
             return Sums.from_arrays(kept), {}
-        multiplier, spent = self._spend()
-        noise = random_noise(like, multiplier, self._normal)
-        self.run.save(self._noise, noise.arrays())
-        return noise, {"epsilon-spent": spent}
-
-    def _spend(self) -> tuple[float, float]:
-        """Note the noised sums in the privacy account: their noise, and ε of all releases."""
-        epsilon, delta = self.settings.epsilon, self.settings.delta
+        hospital, order, delta = self.hospital, self.request.order, self.settings.delta
         require_delta("sums.delta", delta, self.images.patients)
-        order, multiplier = self.request.order, noise_for(epsilon, delta)
+        multiplier = noise_for(self.settings.epsilon, delta)
         spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
-        return multiplier, self.request.spend(spent, delta)
-
-    @property
-    def _normal(self) -> Normal:
-        if self.hospital.policy:
-            return secure_normal
-        seed, task = self.hospital.settings.seed, self.request.order.task
-        return rng_for(seed, "sums", task, hospital=self.hospital.name).standard_normal
+        total = self.request.spend(spent, delta)
+        known = rng_for(hospital.settings.seed, "sums", order.task, hospital=hospital.name)
+        normal = secure_normal if hospital.policy else known.standard_normal
+        noise = random_noise(like, multiplier, normal)
+        self.run.save(self._noise, noise.arrays())
+        return noise, {"epsilon-spent": total}
 
 
 def _add(kept: Iterable[Mapping[str, NDArray[Any]]], start: str = "") -> Sums:
