@@ -170,41 +170,26 @@ class Attacked:
         return Report(refusal=refusal, leaks=(leak,) if leak else (), evidence=evidence)
 
 
-class Attacker:
-    """An attacker with synthetic images and references."""
-
-    def __init__(self, synthetic: Tensor, references: Tensor) -> None:
-        """Prepare both attacks; references uint8 [R, C, H, W] are outside of the training set.
-
-        Raises:
-            ValueError: There are fewer than four synthetic images or references.
-        """
-        if min(len(synthetic), len(references)) < LEAST:
-            raise ValueError(f"An attack needs {LEAST} synthetic images and {LEAST} references.")
-        self.synthetic, self.references = synthetic, references
-        known = torch.cat((small(synthetic), small(references))).cpu().numpy()
-        few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, known.shape[1])
-        self.space = PCA(few, whiten=True, random_state=0).fit(known)
-
-    def neighbour_scores(self, images: Tensor) -> Scores:
-        """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
-        return nearness(images, self.synthetic) - nearness(images, self.references)
-
-    def density_scores(self, images: Tensor) -> Scores:
-        """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
-        places = self._places(small(images))
-        of_synthetic, of_references = (
-            # Scott's rule: the bandwidth follows from the numbers of images and dimensions.
-            KernelDensity(bandwidth="scott").fit(self._places(small(known))).score_samples(places)
-            for known in (self.synthetic, self.references)
-        )
-        return np.asarray(of_synthetic - of_references)
-
-    def _places(self, vectors: Tensor) -> NDArray[np.float64]:
-        return np.asarray(self.space.transform(vectors.cpu().numpy()), dtype=float)
+def neighbour_scores(images: Tensor, synthetic: Tensor, references: Tensor) -> Scores:
+    """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
+    return nearness(images, synthetic) - nearness(images, references)
 
 
-ATTACKS = {"nearest neighbour": Attacker.neighbour_scores, "density": Attacker.density_scores}
+def density_scores(images: Tensor, synthetic: Tensor, references: Tensor) -> Scores:
+    """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
+    asked, *known = (small(each).cpu().numpy() for each in (images, synthetic, references))
+    few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, asked.shape[1])
+    space = PCA(few, whiten=True, random_state=0).fit(np.concatenate(known))
+    places, *others = (np.asarray(space.transform(each), dtype=float) for each in (asked, *known))
+    of_synthetic, of_references = (
+        # Scott's rule: the bandwidth follows from the numbers of images and dimensions.
+        KernelDensity(bandwidth="scott").fit(each).score_samples(places)
+        for each in others
+    )
+    return np.asarray(of_synthetic - of_references)
+
+
+ATTACKS = {"nearest neighbour": neighbour_scores, "density": density_scores}
 
 
 def attack_buffer(
@@ -267,12 +252,13 @@ def shadow_trial(
 
 def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
     """The trials of all attacks; each half of the others is once the references, once scored."""
-    attackers = [Attacker(synthetic, references) for references in halves]
+    pairs = list(zip((members[::2], members[1::2]), halves, strict=True))
+    crossed = list(zip(halves[::-1], halves, strict=True))
     trials = []
     for name, score in ATTACKS.items():
         of_members, of_others = (
-            np.concatenate([score(*each) for each in zip(attackers, asked, strict=True)])
-            for asked in ((members[::2], members[1::2]), halves[::-1])
+            np.concatenate([score(asked, synthetic, references) for asked, references in each])
+            for each in (pairs, crossed)
         )
         trials.append(trial_of(name, of_members, of_others, len(synthetic)))
     return tuple(trials)

@@ -27,43 +27,20 @@ def dress(images: Tensor) -> Tensor:
     return dressed.round().clamp(0, 255).to(torch.uint8)
 
 
-def _leave(images: Tensor, rng: torch.Generator) -> Tensor:
-    return images
-
-
-def _add_noise(images: Tensor, rng: torch.Generator) -> Tensor:
-    return images + 20 * torch.randn(images.shape, generator=rng).to(images.device)
-
-
-def _blur(images: Tensor, rng: torch.Generator) -> Tensor:
-    return blur(images, 0.6 if images.shape[2] <= 16 else 1.0)
-
-
-def _lighten(images: Tensor, rng: torch.Generator) -> Tensor:
-    return 255 * (images / 255) ** 0.6
-
-
-def _mix(images: Tensor, rng: torch.Generator) -> Tensor:
-    return (images + images.roll(1, 0)) / 2
-
-
-def _mover(shift: float, zoom: float, angle: float) -> Callable[[Tensor, torch.Generator], Tensor]:
-    def move(images: Tensor, rng: torch.Generator) -> Tensor:
-        c, s = cos(radians(angle)) / zoom, sin(radians(angle)) / zoom
-        pose = images.new_tensor([[c, -s, shift], [s, c, shift]]).expand(len(images), 2, 3)
-        grid = affine_grid(pose, list(images.shape), align_corners=False)
-        return grid_sample(images, grid, padding_mode="border", align_corners=False)
-
-    return move
+def _move(images: Tensor, shift: float, zoom: float, angle: float) -> Tensor:
+    c, s = cos(radians(angle)) / zoom, sin(radians(angle)) / zoom
+    pose = images.new_tensor([[c, -s, shift], [s, c, shift]]).expand(len(images), 2, 3)
+    grid = affine_grid(pose, list(images.shape), align_corners=False)
+    return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
 DRESSES: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
-    _leave,
-    _add_noise,
-    _mover(0.2, 1.0, 0.0),
-    _blur,
-    _mover(0.0, 1.2, 0.0),
-    _mix,
-    _lighten,
-    _mover(0.0, 1.0, 10.0),
+    lambda x, rng: x,
+    lambda x, rng: x + 20 * torch.randn(x.shape, generator=rng).to(x.device),
+    lambda x, rng: _move(x, 0.2, 1.0, 0.0),
+    lambda x, rng: blur(x, 0.6 if x.shape[2] <= 16 else 1.0),
+    lambda x, rng: _move(x, 0.0, 1.2, 0.0),
+    lambda x, rng: (x + x.roll(1, 0)) / 2,  # mixed with another image
+    lambda x, rng: 255 * (x / 255) ** 0.6,  # lighter
+    lambda x, rng: _move(x, 0.0, 1.0, 10.0),
 )

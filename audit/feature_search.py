@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from audit.search import LEAST, PLAIN, QUERIES, SECONDS, SHARP, Found, whitening
+from audit.search import LEAST, PLAIN, QUERIES, SHARP, Found, explain_mixed, whitening
 
 
 class FeatureSearch:
@@ -47,21 +47,9 @@ class FeatureSearch:
         broad = normalize(vectors @ self.broad) @ broadly.T  # [n, M]
         fine = normalize(vectors @ self.fine) @ finely.T
         aligned, index = broad.square().max(dim=1)
-        shares = [aligned, fine.square().amax(dim=1), self._explain_mixed(fine)]
+        mixed = explain_mixed(fine[:, None], finely).amax(dim=1)
+        shares = [aligned, fine.square().amax(dim=1), mixed]
         return (1 - torch.stack(shares, 1)).clamp(min=LEAST).log(), index
-
-    def _explain_mixed(self, alike: Tensor) -> Tensor:
-        """The share [n] of vectors that two training vectors explain, from correlations [n, M]."""
-        rows = torch.arange(len(alike), device=alike.device)
-        explained = []
-        for first in alike.abs().topk(min(SECONDS, alike.shape[1]), dim=1).indices.T:
-            own = alike[rows, first]
-            shared = self.known[1][first] @ self.known[1].T
-            more = (alike - own[:, None] * shared).square()
-            more = more / (1 - shared.square()).clamp(min=0.05)
-            more[rows, first] = 0
-            explained.append(own.square() + more.amax(dim=1))
-        return torch.stack(explained).amax(dim=0)
 
     def _vectors(self, images: Tensor) -> Tensor:
         """Vectors [N, d] of length 1, less the mean of the training features."""

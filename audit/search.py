@@ -170,7 +170,7 @@ class Search:
         rows = torch.arange(len(whole), device=whole.device)[:, None]
         explained = {
             "aligned": plain.abs().amax(dim=1).gather(1, aligned).square(),
-            "mixed": self._explain_mixed(sharp),
+            "mixed": explain_mixed(sharp, self.sharp_known),
             "altered": _explain_altered(vectors[rows, orientation], self._family(aligned)),
         }
         index, frame, pose = self._register(framed, *self._coarse(squares(images, COARSE)))
@@ -204,20 +204,6 @@ class Search:
             frames.gather(1, each)[:, 0],
             torch.cat([zero, pose], 1)[rows[:, 0], every],
         )
-
-    def _explain_mixed(self, correlations: Tensor) -> Tensor:
-        """The share of images that two training images explain, [n, firsts], from [n, 8, M]."""
-        rows = torch.arange(len(correlations), device=correlations.device)
-        index, frames = _top(correlations, SECONDS)
-        explained = []
-        for i, f in zip(index.T, frames.T, strict=True):
-            own = correlations[rows, f]  # [n, M], all in the orientation of the first
-            first = own[rows, i][:, None]
-            shared = self.sharp_known[i] @ self.sharp_known.T
-            more = (own - first * shared).square() / (1 - shared.square()).clamp(min=0.05)
-            more[rows, i] = 0
-            explained.append(first[:, 0].square() + more.amax(dim=1))
-        return torch.stack(explained, 1)
 
     def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Log shares [n, candidates] of blocks that are not explained, in place and anywhere.
@@ -465,6 +451,23 @@ def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
     value, frame = correlations.abs().max(dim=1)
     index = value.topk(min(count, value.shape[1]), dim=1).indices
     return index, frame.gather(1, index)
+
+
+def explain_mixed(correlations: Tensor, known: Tensor) -> Tensor:
+    """The share of images that two known images explain, [n, firsts].
+
+    The correlations are [n, orientations, M], the known vectors [M, F].
+    """
+    rows = torch.arange(len(correlations), device=correlations.device)
+    explained = []
+    for i, f in zip(*(each.T for each in _top(correlations, SECONDS)), strict=True):
+        own = correlations[rows, f]  # [n, M], all in the orientation of the first
+        first = own[rows, i]
+        shared = known[i] @ known.T
+        more = (own - first[:, None] * shared).square() / (1 - shared.square()).clamp(min=0.05)
+        more[rows, i] = 0
+        explained.append(first.square() + more.amax(dim=1))
+    return torch.stack(explained, 1)
 
 
 def _explain_altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
