@@ -36,8 +36,9 @@ Shapes: `N` images, `S` synthetic ones, `R` references, `C` channels, `H, W` pix
 a small image, `K` shadows.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -62,6 +63,8 @@ LEAST = 4  # fewest references, and fewest synthetic images, for an attack
 COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
 NO_LIMIT = 1.0  # the limit at which nothing is attacked
 SHADOWS = "shadow generators"
+
+Images = TypeVar("Images", bound=Sized)  # in any form
 
 
 @dataclass(frozen=True)
@@ -170,12 +173,12 @@ class Attacked:
         return Report(refusal=refusal, leaks=(leak,) if leak else (), evidence=evidence)
 
 
-def neighbour_scores(images: Tensor, synthetic: Tensor, references: Tensor) -> Scores:
+def neighbour_scores(images: Tensor, references: Tensor, synthetic: Tensor) -> Scores:
     """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
     return nearness(images, synthetic) - nearness(images, references)
 
 
-def density_scores(images: Tensor, synthetic: Tensor, references: Tensor) -> Scores:
+def density_scores(images: Tensor, references: Tensor, synthetic: Tensor) -> Scores:
     """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
     asked, *known = (small(each).cpu().numpy() for each in (images, synthetic, references))
     few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, asked.shape[1])
@@ -206,8 +209,9 @@ def attack_buffer(
         return Attacked(limit, *sizes)
 
     def attempt(images: Tensor, noticed: float | None = None) -> Attacked:
-        trials = _trials(images, members, halves)
-        return Attacked(limit, *sizes, trials, noticed)
+        asked = (members[::2], members[1::2])
+        trials = (trial_of_halves(*each, asked, halves, images) for each in ATTACKS.items())
+        return Attacked(limit, *sizes, tuple(trials), noticed)
 
     controls = (s for s in COPIED if attempt(mix_copies(synthetic, members, s, seed)).leaks)
     return attempt(synthetic, noticed=next(controls, None))
@@ -250,18 +254,19 @@ def shadow_trial(
     return trial_of(SHADOWS, scores[:members], scores[members:], len(synthetic))
 
 
-def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
-    """The trials of all attacks; each half of the others is once the references, once scored."""
-    pairs = list(zip((members[::2], members[1::2]), halves, strict=True))
-    crossed = list(zip(halves[::-1], halves, strict=True))
-    trials = []
-    for name, score in ATTACKS.items():
-        of_members, of_others = (
-            np.concatenate([score(asked, synthetic, references) for asked, references in each])
-            for each in (pairs, crossed)
-        )
-        trials.append(trial_of(name, of_members, of_others, len(synthetic)))
-    return tuple(trials)
+def trial_of_halves(
+    name: str,
+    score: Callable[[Images, Images, Images], Scores],
+    members: tuple[Images, Images],
+    others: tuple[Images, Images],
+    synthetic: Images,
+) -> Trial:
+    """The trial of an attack; each half of the others is once the references, once scored."""
+    of_members, of_others = (
+        np.concatenate([score(*each, synthetic) for each in zip(asked, others, strict=True)])
+        for asked in (members, others[::-1])
+    )
+    return trial_of(name, of_members, of_others, len(synthetic))
 
 
 def trial_of(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from audit.buffer import Trial, trial_of
+from audit.buffer import Trial, trial_of_halves
 from audit.membership import Scores
 from learning.samples import Samples
 
@@ -35,23 +35,19 @@ def class_means_trial(
 ) -> Trial:
     """The attack on synthetic features.
 
-    As in `attack_buffer`, each half of the others is once the references, and once scored.
-
     `members` are training features in a random order. Both `halves` hold some of the other
     features.
     """
     rows = torch.arange(len(members), device=members.labels.device)
     asked = (members[rows[::2]], members[rows[1::2]])
-    of_members, of_others = (
-        np.concatenate([scores(images, synthetic, known) for images, known in pairs])
-        for pairs in (zip(asked, halves, strict=True), zip(halves[::-1], halves, strict=True))
-    )
-    return trial_of(CLASS_MEANS, of_members, of_others, len(synthetic))
+    return trial_of_halves(CLASS_MEANS, scores, asked, halves, synthetic)
 
 
-def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
+def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
     """Scores [N] of images."""
-    vectors, drawn, known = _project_on_span(*map(_vectors, (images, synthetic, references)))
+    vectors, drawn, known = _project_on_span(
+        *(each.images.flatten(1).double() for each in (images, synthetic, references))
+    )
     apart = drawn.clone()
     for label in synthetic.labels.unique():
         own = synthetic.labels == label
@@ -71,10 +67,6 @@ def scores(images: Samples, synthetic: Samples, references: Samples) -> Scores:
         score = (vectors[rows] - middle) @ weights / (shift @ weights).sqrt()
         found[rows.cpu().numpy()] = score.cpu().numpy()
     return found
-
-
-def _vectors(samples: Samples) -> Tensor:
-    return samples.images.flatten(1).double()
 
 
 def _project_on_span(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:

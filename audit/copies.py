@@ -95,12 +95,7 @@ class Auditor:
         ]
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
-        """The mask, bool [N], of images uint8 [N, C, H, W] that may not be in a buffer.
-
-        Args:
-            images: The images.
-            labels: Their classes, int64 [N].
-        """
+        """Which of images [N, C, H, W] uint8, labels [N] int64, may not be in a buffer: [N]."""
         ranks = self.ranks(self._search_once(images).residuals, labels)
         return self._exact_copies(images) | (ranks <= self.quantile)
 

@@ -57,7 +57,7 @@ def test_the_ratio_of_densities_is_high_where_only_synthetic_images_are():
     here, there = (images(1, seed).repeat(40, 1, 1, 1).float() for seed in (0, 1))
     noise = torch.randn(here.shape, generator=torch.Generator().manual_seed(2))
     synthetic, references = ((each + 5 * noise).byte() for each in (here, there))
-    known = synthetic[:20], references[:20]
+    known = references[:20], synthetic[:20]
     scores = [density_scores(each[20:], *known) for each in (synthetic, references)]
     assert scores[0].min() > 0 > scores[1].max()
 
