@@ -11,10 +11,8 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` cod
 """
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -116,8 +114,7 @@ class Source:
         """
         w = torch.zeros(len(self.images), self.generator.latent, device=self.images.device)
         found = Projection(w, torch.zeros_like(self.images), w.new_zeros(len(w)))
-        for label in self.labels.unique().tolist():
-            own = (self.labels == label).nonzero().flatten()
+        for label, own in self.rows.items():
             start = mean_w(self.generator, self.labels[own], seed=self.seed)
             for index, rows in enumerate(own.split(BLOCK)):
                 name = f"projection-{again}-{label}-{index}"
@@ -125,6 +122,11 @@ class Source:
                 for name, whole in vars(found).items():
                     whole[rows] = kept[name]
         return found
+
+    @property
+    def rows(self) -> dict[int, Tensor]:
+        """The rows int64 [I] of the images of each class."""
+        return {k: (self.labels == k).nonzero().flatten() for k in self.labels.unique().tolist()}
 
     def noise(self) -> list[Tensor]:
         """The noise maps [1, 1, h, w] of all images during the search for codes."""
@@ -170,36 +172,6 @@ class Source:
         """
         if time.monotonic() > self.deadline:
             raise TimeoutError("The search for codes took longer than allowed.")
-
-
-class CodeSet(ABC):
-    """The codes of each class by one method, such as PLAN, LCI or k-SALSA."""
-
-    name = ""  # prefix of the names of the set's files
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __call__(self) -> Codes:
-        """The codes [n, D] of each class.
-
-        Raises:
-            TimeoutError: The deadline has passed; a later call continues.
-        """
-        labels = self.source.labels
-        return {
-            label: self.codes(label, (labels == label).nonzero().flatten())
-            for label in labels.unique().tolist()
-        }
-
-    @abstractmethod
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes [n, D] of a class, with its training images at rows int64 [I]."""
-
-    @cached_property
-    def projection(self) -> Projection:
-        """The generator's images that are nearest to the training images."""
-        return self.source.projection()
 
 
 class Deck:

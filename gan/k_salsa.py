@@ -12,97 +12,77 @@ Numbered deviations; 1 to 4 make it a stand-in that needs only the hospital's ow
    convolution of VGG19.
 4. Gram matrices are means over a patch's pixels. The authors' are sums over 64 x 64 pixels with a
    weight of 1e-6, which equals a weight of 1e-6 · 4096² for means.
-5. A cluster of `Averages` has one class. Those of `Blind` ignore classes, as the authors' do, and
-   an average has the class of most of its images; the authors' label has the share of each class.
+5. A cluster of `averages` has one class. Those of `blind_averages` ignore classes, as the authors'
+   do. An average has the class of most of its images; the authors' label has all shares.
 6. If fewer than k images (of a class) are left over, they are not used. The authors average them
    too, although they are fewer than k patients; a single one is rendered as its projection.
 
 Shapes: `n` images of a class, `k` of a cluster, `D` size of a code, `P` patches, `F` features.
 """
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from gan.codes import CodeSet, Source
-from gan.judges import class_judge
+from gan.codes import Codes, Source
+from gan.judges import Judge, class_judge
 from gan.projection import LEARNING_RATE, ramp
 
 CONTENT, STYLE = 100.0, 1e-6 * 4096**2
 GRID = 4  # patches along a side
 
 
-class Averages(CodeSet):
+def averages(source: Source, k: int) -> Codes:
     """The averages [n // k, D] of each class; fewer than k images of a class have one average."""
-
-    def __init__(self, source: Source, k: int) -> None:
-        super().__init__(source)
-        self.k, self.name = k, f"k-salsa-{k}"
-        self.judge = class_judge(source)
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        own = self.projection.w[rows]
-        made = []
-        for index, members in enumerate(
-            group_equally(torch.cdist(own, own), min(self.k, len(rows)))
-        ):
-            name = f"average-{self.k}-{label}-{index}"
-            made.append(self.source.make_once(name, self._average, rows[members])["w"])
-        return torch.stack(made)
-
-    def _average(self, members: Tensor) -> dict[str, Tensor]:
-        """The code [D] of the average of training images with indices int64 [k]."""
-        source, judge = self.source, self.judge
-        images = source.images[members]
-        with torch.no_grad():
-            wanted, textures = judge.features(images), grams(judge.first(images))
-        w = self.projection.w[members].mean(dim=0, keepdim=True).requires_grad_()
-        noise = source.noise()
-        optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
-        steps = source.effort.average_steps
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(step / steps)
-            image = source.generator.synthesise(w, noise)
-            content = (1 - cosine_similarity(judge.features(image), wanted)).mean()
-            loss = CONTENT * content + STYLE * style(grams(judge.first(image))[0], textures)
-            optimizer.zero_grad()
-            loss.backward(inputs=[w])
-            optimizer.step()
-        return {"w": w.detach()[0]}
+    w, judge, codes = source.projection().w, class_judge(source), {}
+    for label, rows in source.rows.items():
+        clusters = group_equally(torch.cdist(w[rows], w[rows]), min(k, len(rows)))
+        made = [
+            source.make_once(f"average-{k}-{label}-{index}", _average, source, w, judge, rows[own])
+            for index, own in enumerate(clusters)
+        ]
+        codes[label] = torch.stack([each["w"] for each in made])
+    return codes
 
 
-class Blind(Averages):
+def blind_averages(source: Source, k: int) -> Codes:
     """Averages of clusters that ignore classes. Each has the class of most of its k images.
 
     A class that no average would have gets the average with most of its images.
     """
-
-    def __init__(self, source: Source, k: int) -> None:
-        super().__init__(source, k)
-        self.name = f"k-salsa-blind-{k}"
-
-    @cached_property
-    def clusters(self) -> list[Tensor]:
-        """The indices int64 [k] of each cluster."""
-        w = self.projection.w
-        return group_equally(torch.cdist(w, w), min(self.k, len(w)))
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        labels, classes = self.source.labels, int(self.source.labels.max()) + 1
-        counts = torch.stack([labels[each].bincount(minlength=classes) for each in self.clusters])
+    w, judge, codes = source.projection().w, class_judge(source), {}
+    clusters = group_equally(torch.cdist(w, w), min(k, len(w)))
+    classes = int(source.labels.max()) + 1
+    counts = torch.stack([source.labels[each].bincount(minlength=classes) for each in clusters])
+    for label in source.rows:
         own = (counts.argmax(dim=1) == label).nonzero().flatten()
         own = own if len(own) else counts[:, label].argmax(dim=0, keepdim=True)
         made = [
-            self.source.make_once(f"average-{self.k}-blind-{i}", self._average, self.clusters[i])[
-                "w"
-            ]
+            source.make_once(f"average-{k}-blind-{i}", _average, source, w, judge, clusters[i])
             for i in own.tolist()
         ]
-        return torch.stack(made)
+        codes[label] = torch.stack([each["w"] for each in made])
+    return codes
+
+
+def _average(source: Source, codes: Tensor, judge: Judge, members: Tensor) -> dict[str, Tensor]:
+    """The code w [D] of the average of images with indices int64 [k], from all codes [N, D]."""
+    images = source.images[members]
+    with torch.no_grad():
+        wanted, textures = judge.features(images), grams(judge.first(images))
+    w = codes[members].mean(dim=0, keepdim=True).requires_grad_()
+    noise = source.noise()
+    optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
+    steps = source.effort.average_steps
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(step / steps)
+        image = source.generator.synthesise(w, noise)
+        content = (1 - cosine_similarity(judge.features(image), wanted)).mean()
+        loss = CONTENT * content + STYLE * style(grams(judge.first(image))[0], textures)
+        optimizer.zero_grad()
+        loss.backward(inputs=[w])
+        optimizer.step()
+    return {"w": w.detach()[0]}
 
 
 def group_equally(far: Tensor, k: int) -> list[Tensor]:

@@ -22,32 +22,23 @@ from numpy.typing import NDArray
 from sklearn.cluster import SpectralClustering
 from torch import Tensor
 
-from gan.codes import CodeSet, Source, pairwise
+from gan.codes import Codes, Source, pairwise
 
 INTERIOR = 9  # points between two centroids
 
 
-class Centroids(CodeSet):
+def class_centroids(source: Source, clusters: int, k: int) -> Codes:
     """The centroids [m, D] of each class, in `clusters`; 0 = one cluster for every k images."""
-
-    def __init__(self, source: Source, clusters: int, k: int) -> None:
-        super().__init__(source)
-        self.clusters, self.k = clusters, k
-        self.name = f"lci-{clusters or f'k{k}'}"
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        far = pairwise(self.projection.images[rows], self.source.distance)
-        wanted = self.clusters or len(rows) // self.k
-        return centroids(self.projection.w[rows], far, wanted, self.source.seed)
+    found, codes = source.projection(), {}
+    for label, rows in source.rows.items():
+        far = pairwise(found.images[rows], source.distance)
+        codes[label] = centroids(found.w[rows], far, clusters or len(rows) // k, source.seed)
+    return codes
 
 
-class LCI(Centroids):
+def lci(source: Source, clusters: int, k: int) -> Codes:
     """The centroids of each class, and the points between any two of them."""
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        return connect(super().codes(label, rows))
+    return {label: connect(own) for label, own in class_centroids(source, clusters, k).items()}
 
 
 def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:

@@ -24,96 +24,86 @@ classes.
 """
 
 import math
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from gan.codes import Codes, CodeSet, Source
-from gan.judges import class_judge, identity_judge
+from gan.codes import Codes, Source
+from gan.judges import Judge, class_judge, identity_judge
 
 KL = Literal["uniform", "printed"]
 IDENTITY, CLASS = 0.1, 1.0  # λ1, λ2
 LEARNING_RATE = 0.1
 
 
-class RandomCodes(CodeSet):
+@torch.no_grad()
+def random_codes(source: Source) -> Codes:
     """Random codes [n, D] of each class: as many as it has images, at most two for each path."""
-
-    name = "random"
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        return self.random_codes[label]
-
-    @cached_property
-    @torch.no_grad()
-    def random_codes(self) -> Codes:
-        """The codes of all classes, drawn one class after the other."""
-        rng, generator = torch.Generator().manual_seed(self.source.seed), self.source.generator
-        codes = {}
-        for label, images in zip(*self.source.labels.unique(return_counts=True), strict=True):
-            count = min(int(images), 2 * self.source.effort.paths)
-            z = torch.randn(count, generator.latent, generator=rng).to(label.device)
-            codes[int(label)] = generator.map(label.repeat(count), z)
-        return codes
+    rng, codes = torch.Generator().manual_seed(source.seed), {}
+    for label, rows in source.rows.items():
+        count = min(len(rows), 2 * source.effort.paths)
+        z = torch.randn(count, source.generator.latent, generator=rng).to(rows.device)
+        codes[label] = source.generator.map(torch.full_like(rows[:1], label).repeat(count), z)
+    return codes
 
 
-class Lines(CodeSet):
-    """The points of straight lines between random pairs of the codes of each class, [lines · T, D].
+def lines(source: Source, ends: Codes) -> Codes:
+    """Points [lines · T, D] of straight lines between random pairs of the codes of each class.
 
-    `ends` are the codes that are joined. A class with one code keeps it.
+    A class with one code keeps it.
     """
-
-    def __init__(self, source: Source, ends: CodeSet) -> None:
-        super().__init__(source)
-        self.ends = ends
-
-    def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes of a class."""
-        own = self.ends.codes(label, rows)
-        joined = pairs(own, self.source)
-        made = [self.points(*pair, label, index) for index, pair in enumerate(joined)]
-        return torch.cat(made) if made else own
-
-    def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
-        """The points [T, D] of a line between two codes [D] of a class."""
-        return line(first, last, self.source.effort.points)
+    points = source.effort.points
+    return {
+        label: torch.cat([line(*pair, points) for pair in pairs(own, source)] or [own])
+        for label, own in ends.items()
+    }
 
 
-class Paths(Lines):
-    """The points of private paths between the same pairs; `kl` is explained by deviation 1."""
+def paths(source: Source, ends: Codes, name: str, kl: KL) -> Codes:
+    """The points of private paths between the same pairs; `kl` is explained by deviation 1.
 
-    def __init__(self, source: Source, ends: CodeSet, kl: KL) -> None:
-        super().__init__(source, ends)
-        self.kl, self.name = kl, f"path-{ends.name}-{kl}"
-        self.identity, self.classes = identity_judge(source), class_judge(source)
-        self.noise = source.noise()
-
-    def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
-        """The points [T, D] of a path between two codes [D] of a class."""
-        name = f"{self.name}-{label}-{index}"
-        return self.source.make_once(name, self._walk, first, last, label)["w"]
-
-    def _walk(self, first: Tensor, last: Tensor, label: int) -> dict[str, Tensor]:
-        straight = super().points(first, last, label, 0)
-        inner = straight[1:-1].clone().requires_grad_()
-        wanted = torch.full((len(inner),), label, device=inner.device)
-        optimizer = torch.optim.Adam([inner], lr=LEARNING_RATE)
-        for _ in range(self.source.effort.path_steps):
-            self.source.check_deadline()
-            images = self.source.generator.synthesise(inner, self.noise).clamp(-1, 1)
-            loss = (
-                equidistance(torch.cat([straight[:1], inner, straight[-1:]]))
-                + IDENTITY * divergence(self.identity(images), self.kl)
-                + CLASS * cross_entropy(self.classes(images), wanted, reduction="sum")
+    `name` is that of the set of ends.
+    """
+    judges, codes = (identity_judge(source), class_judge(source)), {}
+    for label, own in ends.items():
+        made = [
+            source.make_once(
+                f"path-{name}-{kl}-{label}-{index}", _walk, source, *judges, *pair, label, kl
             )
-            optimizer.zero_grad()
-            loss.backward(inputs=[inner])
-            optimizer.step()
-        return {"w": torch.cat([straight[:1], inner.detach(), straight[-1:]])}
+            for index, pair in enumerate(pairs(own, source))
+        ]
+        codes[label] = torch.cat([each["w"] for each in made] or [own])
+    return codes
+
+
+def _walk(
+    source: Source,
+    identity: Judge,
+    classes: Judge,
+    first: Tensor,
+    last: Tensor,
+    label: int,
+    kl: KL,
+) -> dict[str, Tensor]:
+    """The points w [T, D] of a private path between two codes [D] of a class."""
+    straight, noise = line(first, last, source.effort.points), source.noise()
+    inner = straight[1:-1].clone().requires_grad_()
+    wanted = torch.full((len(inner),), label, device=inner.device)
+    optimizer = torch.optim.Adam([inner], lr=LEARNING_RATE)
+    for _ in range(source.effort.path_steps):
+        source.check_deadline()
+        images = source.generator.synthesise(inner, noise).clamp(-1, 1)
+        loss = (
+            equidistance(torch.cat([straight[:1], inner, straight[-1:]]))
+            + IDENTITY * divergence(identity(images), kl)
+            + CLASS * cross_entropy(classes(images), wanted, reduction="sum")
+        )
+        optimizer.zero_grad()
+        loss.backward(inputs=[inner])
+        optimizer.step()
+    return {"w": torch.cat([straight[:1], inner.detach(), straight[-1:]])}
 
 
 def pairs(codes: Tensor, source: Source) -> list[tuple[Tensor, Tensor]]:

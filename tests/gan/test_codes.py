@@ -12,7 +12,7 @@ from gan.quality import mean_of_minimal_distances
 
 
 def code_set(name, place):
-    return CODE_SETS[name](place, 2, 2, "uniform")()
+    return CODE_SETS[name](place, 2, 2, "uniform")
 
 
 # Of class 0 (six images) and 1 (four). Two paths of five points each from four random codes or

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from gan.k_salsa import Averages, Blind, grams, group_equally, style
+from gan.codes import Source
+from gan.k_salsa import averages, blind_averages, grams, group_equally, style
 from gan.projection import Projection
 
 
@@ -34,7 +35,7 @@ def test_every_cluster_has_k_images_and_no_image_is_in_two():
 
 
 def test_a_class_of_fewer_than_k_has_one_average(source):
-    found = Averages(source(), 5)()
+    found = averages(source(), 5)
     assert {label: len(own) for label, own in found.items()} == {0: 1, 1: 1}
 
 
@@ -44,24 +45,23 @@ def test_averages_start_at_the_mean_code(source):
     place = type(place)(**{**vars(place), "effort": _one_step(place.effort)})
     projected = place.projection().w
     own = place.labels == 1
-    torch.testing.assert_close(Averages(place, 4)()[1][0], projected[own].mean(dim=0))
+    torch.testing.assert_close(averages(place, 4)[1][0], projected[own].mean(dim=0))
 
 
-def test_clusters_that_ignore_classes_have_the_class_of_most_of_their_images(source):
+def test_clusters_that_ignore_classes_have_the_class_of_most_of_their_images(source, monkeypatch):
     """Ten images, six of class 0 and four of class 1; k = 4 leaves two of them over.
 
     Codes on a line: 0, 1, 2, 3 (classes 0, 0, 0, 1), 10, 11, 12, 13 (1, 1, 0, 1), 4, 4.1 (0, 0).
-    The sums of distances are largest for 13, and of the rest for 0.
+    The sums of distances are largest for 13, and of the rest for 0: the clusters are the last and
+    the first four.
     """
     place = source()
     order = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1, 0, 0])
     place = type(place)(**{**vars(place), "labels": order, "effort": _one_step(place.effort)})
-    blind = Blind(place, 4)
     w = torch.zeros(10, 5)
     w[:, 0] = torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13, 4, 4.1])
-    blind.projection = Projection(w, place.images, torch.zeros(10))
-    assert [sorted(each.tolist()) for each in blind.clusters] == [[4, 5, 6, 7], [0, 1, 2, 3]]
-    found = blind()
+    monkeypatch.setattr(Source, "projection", lambda _: Projection(w, place.images, w[:, 0]))
+    found = blind_averages(place, 4)
     assert {label: own[:, 0].tolist() for label, own in found.items()} == {0: [1.5], 1: [11.5]}
 
 
@@ -69,7 +69,7 @@ def test_a_class_that_is_nowhere_the_most_frequent_has_the_average_with_most_of_
     place = source()
     labels = torch.tensor([0] * 9 + [1])
     place = type(place)(**{**vars(place), "labels": labels, "effort": _one_step(place.effort)})
-    found = Blind(place, 5)()
+    found = blind_averages(place, 5)
     assert {label: len(own) for label, own in found.items()} == {0: 2, 1: 1}
     assert any(torch.equal(found[1][0], each) for each in found[0])
 

@@ -4,19 +4,7 @@ import pytest
 import torch
 
 from gan import plan
-from gan.codes import CodeSet
-from gan.plan import Lines, Paths, RandomCodes, divergence, equidistance, line, pairs
-
-
-class Given(CodeSet):
-    """These codes, of each class."""
-
-    def __init__(self, source, codes, name=""):
-        super().__init__(source)
-        self.given, self.name = codes, name
-
-    def codes(self, label, rows):
-        return self.given
+from gan.plan import divergence, equidistance, line, lines, pairs, paths, random_codes
 
 
 def test_the_lengths_of_a_path_by_hand():
@@ -54,8 +42,8 @@ def test_a_sure_answer_has_a_gradient_only_in_the_code_s_direction(kl, slope):
 
 def test_the_ends_of_a_path_stay_and_the_rest_moves(source):
     place = source()
-    ends = RandomCodes(place)
-    straight, moved = Lines(place, ends)(), Paths(place, ends, "uniform")()
+    ends = random_codes(place)
+    straight, moved = lines(place, ends), paths(place, ends, "random", "uniform")
     for label in straight:
         before, after = (each[label].view(2, 5, 5) for each in (straight, moved))
         assert torch.equal(before[:, [0, -1]], after[:, [0, -1]])
@@ -65,12 +53,12 @@ def test_the_ends_of_a_path_stay_and_the_rest_moves(source):
 def test_what_a_path_minimises_is_the_sum_of_three_terms(source, monkeypatch):
     """One step from a line; with a term for identity of weight 0 it is another step."""
     place = source()
-    ends = RandomCodes(place)()[0]
+    ends = random_codes(place)
     found = []
     for weights in ((0.1, 1.0), (0.0, 1.0), (0.1, 0.0)):
         monkeypatch.setattr(plan, "IDENTITY", weights[0])
         monkeypatch.setattr(plan, "CLASS", weights[1])
-        found.append(Paths(place, Given(place, ends, str(weights)), "uniform")()[0])
+        found.append(paths(place, ends, str(weights), "uniform")[0])
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -81,8 +69,8 @@ def test_without_networks_a_path_stays_straight(source, monkeypatch):
     monkeypatch.setattr(plan, "CLASS", 0.0)
     monkeypatch.setattr(plan, "LEARNING_RATE", 1e-4)
     place = source()
-    ends = RandomCodes(place)
-    path, straight = Paths(place, ends, "uniform")()[0], Lines(place, ends)()[0]
+    ends = random_codes(place)
+    path, straight = paths(place, ends, "random", "uniform")[0], lines(place, ends)[0]
     torch.testing.assert_close(path, straight, atol=1e-3, rtol=0)
 
 
@@ -97,6 +85,6 @@ def test_no_code_is_an_end_of_two_paths(source):
 
 def test_one_code_has_no_path_and_is_kept(source):
     place = source()
-    alone = Given(place, torch.ones(1, 5))
-    for found in (Paths(place, alone, "uniform")(), Lines(place, alone)()):
-        assert [each is alone.given for each in found.values()] == [True, True]
+    alone = {0: torch.ones(1, 5)}
+    for found in (paths(place, alone, "ones", "uniform"), lines(place, alone)):
+        assert torch.equal(found[0], alone[0])

@@ -46,7 +46,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         deadline=job.deadline,
     )
     clusters = gan.hospital_settings(0).clusters  # a real hospital uses the first value
-    codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)()
+    codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)
     if gan.sampler != "linear":  # "linear" needs no projection
         _draw(job, source, codes)
     if gan.sampler in ("linear", "plan"):
