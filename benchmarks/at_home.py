@@ -27,16 +27,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.markdown import commit, machine, table_head, table_row
-from benchmarks.membership import newest_runs
+from benchmarks.membership import models_of, newest_runs, settings_of
 from client_app.datasets import LocalData, open_data
 from client_app.hospital import simulated_name
 from learning.evaluation import probabilities
 from learning.mixture import mixture_weights
-from learning.packing import unpack_network
 from server_app.summary import Summary
-from strategies.protocol.parcel import check_parcel, load
-from strategies.protocol.run_config import read_config
-from strategies.protocol.settings import Settings, rng_for
+from strategies.protocol.settings import rng_for
 
 SPLITS = 20
 Scores = NDArray[np.float64]
@@ -196,11 +193,6 @@ def balanced_accuracy(scores: Scores, labels: Labels) -> float:
     return fmean(float(right[labels == k].mean()) for k in np.unique(labels))
 
 
-def settings_of(run: Path) -> Settings:
-    """The settings of a run, from its result folder."""
-    return Settings.parse(read_config(run / "config.toml"))
-
-
 @cache
 def images_of(run: Path) -> dict[str, LocalData]:
     """The images of each hospital of a run, by its name."""
@@ -216,10 +208,7 @@ def images_of(run: Path) -> dict[str, LocalData]:
 def read_probabilities(run: Path) -> dict[str, tuple[list[str], dict[str, Scores]]]:
     """By lineage the hospitals that trained a model, and its probabilities for their images."""
     found = {}
-    for path in sorted((run / "parcels").glob("*.npz")):
-        parcel = load(path)
-        label = check_parcel(parcel)
-        network = unpack_network(parcel, label, {}, torch.device("cpu"))
+    for label, network in models_of(run, torch.device("cpu")):
         scores = {
             name: probabilities(network, data.test.images, math.inf).double().numpy()
             for name, data in images_of(run).items()

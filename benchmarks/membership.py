@@ -27,7 +27,7 @@ from learning.evaluation import probabilities
 from learning.packing import unpack_network
 from learning.samples import Samples
 from server_app.summary import Summary
-from strategies.protocol.parcel import check_parcel, load
+from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
 
@@ -58,16 +58,27 @@ def newest_runs(output: Path) -> Iterator[tuple[str, Path]]:
 
 def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
     """The accuracies of both attacks on each model of a run, at each hospital."""
-    settings = Settings.parse(read_config(run / "config.toml"))
+    settings = settings_of(run)
     hospitals = len(Summary.read(run, any_version=True).hospitals)
-    for path in sorted((run / "parcels").glob("*.npz")):
-        parcel = load(path)
-        network = unpack_network(parcel, check_parcel(parcel), {}, DEVICE)
+    for _, network in models_of(run, DEVICE):
         for index in range(hospitals):
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
             members, others = (_probabilities(network, each) for each in (data.train, data.test))
             by_network = network_attack(members, others, networks).accuracy.value
             yield by_network, loss_attack(members, others).accuracy.value
+
+
+def settings_of(run: Path) -> Settings:
+    """The settings of a run, from its result folder."""
+    return Settings.parse(read_config(run / "config.toml"))
+
+
+def models_of(run: Path, device: torch.device) -> Iterator[tuple[Manifest, nn.Module]]:
+    """The models of a run, each with its label."""
+    for path in sorted((run / "parcels").glob("*.npz")):
+        parcel = load(path)
+        label = check_parcel(parcel)
+        yield label, unpack_network(parcel, label, {}, device)
 
 
 def _probabilities(network: nn.Module, samples: Samples) -> Predictions:

@@ -32,9 +32,9 @@ from warm.workers import Workers
 HOSPITALS, PROCESSES = 4, 2
 WORKLOADS: dict[str, dict[str, Any]] = {
     # Visits of about a second; of several seconds, with models of 45 MB; and very short ones.
-    "cnn, 32 x 32": {"model": "cnn", "image_size": 32, "train__epochs": 4, "num_server_rounds": 10},
-    "resnet18, 32 x 32": {"model": "resnet18", "image_size": 32, "num_server_rounds": 4},
-    "mlp, 8 x 8": {"model": "mlp", "train__epochs": 1, "num_server_rounds": 50},
+    "cnn, 32 x 32": {"model": "cnn", "image-size": 32, "train.epochs": 4, "num-server-rounds": 10},
+    "resnet18, 32 x 32": {"model": "resnet18", "image-size": 32, "num-server-rounds": 4},
+    "mlp, 8 x 8": {"model": "mlp", "train.epochs": 1, "num-server-rounds": 50},
 }
 
 
@@ -52,9 +52,8 @@ def main() -> None:
     ):
         for name, workload in WORKLOADS.items():
             workload = {"strategy": "rwt", "partition": "iid", **workload}
-            result = run(flower, Path(folder) / "runs", HOSPITALS, **workload)
-            named = {key.replace("__", ".").replace("_", "-"): v for key, v in workload.items()}
-            warm = run_warm(workers, Path(folder) / "warm", HOSPITALS, named)
+            result = run(flower, Path(folder) / "runs", HOSPITALS, workload)
+            warm = run_warm(workers, Path(folder) / "warm", HOSPITALS, workload)
             bare = bare_seconds(result / "config.toml")
             engines = [seconds_of_rounds(each) for each in (result, warm)]
             sent = [event for event in events_of(result) if event["verb"] in ("train", "evaluate")]

@@ -226,7 +226,7 @@ def reproduce(
             if workers:
                 return run_warm(warm(), output_dir, row.hospitals, settings, row.losses)
             gpus = min(1.0, len(gpu_names()) / row.hospitals)
-            return run(flower(), output_dir, row.hospitals, gpus=gpus, **settings)
+            return run(flower(), output_dir, row.hospitals, settings, gpus=gpus)
 
         complete = run_missing(table, output, start)
     text = render(table, output, command)

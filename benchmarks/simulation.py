@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -83,12 +84,12 @@ def run(
     environment: dict[str, str],
     output_dir: Path,
     hospitals: int,
+    settings: Mapping[str, object] = MappingProxyType({}),
     *,
     cpus: int = 1,
     gpus: float = 0.0,
     config: Path | None = None,
     resume: Path | None = None,
-    **settings: object,
 ) -> Path:
     """Do one run of the app, and wait for its end.
 
@@ -96,11 +97,11 @@ def run(
         environment: The environment variables that `superlink` yields.
         output_dir: The folder for the result folder; only this run may write there.
         hospitals: The number of simulated hospitals.
+        settings: As in pyproject.toml.
         cpus: Cores for each simulated hospital; this limits the number that work at once.
         gpus: Share of a GPU for each simulated hospital; 0 = it computes on its cores.
         config: A TOML file of settings, instead of `settings`.
         resume: The result folder of a run to resume, instead of `settings`.
-        settings: As in pyproject.toml, with _ for - and __ for a dot.
 
     Returns:
         The result folder.
@@ -113,8 +114,8 @@ def run(
         config = resume / "checkpoint" / "resume.toml"
     if config is None:
         overrides = " ".join(
-            f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in {**USUAL, **settings, "output_dir": str(output_dir)}.items()
+            f"{key}={json.dumps(value, ensure_ascii=False)}"
+            for key, value in {**USUAL, **settings, "output-dir": str(output_dir)}.items()
         )
     else:
         overrides = str(config)

@@ -177,15 +177,15 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
     settings: dict[str, Any] = {
         "strategy": "fedbn",
         "partition": "iid",
-        "num_server_rounds": 5,
-        "train__epochs": 6,
+        "num-server-rounds": 5,
+        "train.epochs": 6,
     }
     config = run_config(output_dir=str(tmp_path / "unbroken"), **settings)
     store = {"store-dir": str(tmp_path / "store")}
     unbroken, _ = run_here([context(index, 2, config, **store) for index in range(2)])
     one_actor = partial(run, flower, hospitals=2, cpus=2)
     with ThreadPoolExecutor() as pool:
-        stopped = pool.submit(one_actor, tmp_path / "stopped", **settings)
+        stopped = pool.submit(one_actor, tmp_path / "stopped", settings=settings)
         deadline = time.monotonic() + 600  # against waiting for ever
         while not any(
             '"round":3,' in path.read_text() for path in tmp_path.glob("stopped/*/metrics.jsonl")
@@ -218,7 +218,7 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
 
 def test_a_run_that_cannot_start_says_why_and_is_marked_as_failed(flower, tmp_path):
     with pytest.raises(RunFailed, match=r"finished:failed.*Unknown data set 'didgits'"):
-        run(flower, tmp_path / "runs", hospitals=2, cpus=2, dataset="didgits")
+        run(flower, tmp_path / "runs", 2, {"dataset": "didgits"}, cpus=2)
     (result,) = (tmp_path / "runs").iterdir()
     summary = json.loads((result / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -230,13 +230,13 @@ def test_hospitals_on_two_nodes_of_a_ray_cluster_come_to_the_models_of_one_proce
 
     So figures beside a hospital's own model may be missing: it is in the store of one node.
     """
-    settings: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "num_server_rounds": 2}
-    settings["partition_alpha"] = 0.5  # pyproject.toml has another one than `run_config`
+    settings: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "num-server-rounds": 2}
+    settings["partition-alpha"] = 0.5  # pyproject.toml has another one than `run_config`
     config = run_config(output_dir=str(tmp_path / "one"), **settings)
     store = {"store-dir": str(tmp_path / "store")}
     one, _ = run_here([context(index, 2, config, **store) for index in range(2)])
     with flower_on(TWO_NODES, tmp_path / "flower") as environment:
-        two = run(environment, tmp_path / "two", hospitals=2, cpus=1, **settings)
+        two = run(environment, tmp_path / "two", 2, settings, cpus=1)
     for node in ("first", "second"):
         assert any((tmp_path / "flower" / node).glob("fedhandoff/hospital-*")), f"no work on {node}"
     assert models_of(two) == models_of(one)

@@ -54,9 +54,8 @@ def main() -> None:
     job = json.loads((folder / "job.json").read_text("utf-8"))
     settings, hospitals = settings_of(job, data), job["hospitals"]
     if engine == "flower":
-        named = {key.replace(".", "__").replace("-", "_"): v for key, v in settings.items()}
         with superlink(folder / "superlink") as flower:
-            result = run(flower, folder / "runs", hospitals, **named)
+            result = run(flower, folder / "runs", hospitals, settings)
     else:
         variables = {"XDG_DATA_HOME": str(folder / "data")}
         with (

@@ -10,6 +10,7 @@ import pytest
 from client_app.authority.policy import DEFAULTS
 from deploy import hospital, own_file
 from deploy.own_file import HospitalFile, read_own, write_own
+from strategies.protocol import files
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import keys_of
 
@@ -192,7 +193,7 @@ def test_a_wrong_value_is_not_written(call, graz):
 
 
 def test_of_two_that_make_a_hospital_at_once_one_does(call, graz, monkeypatch):
-    make = own_file.make_private
+    make = files.make_private
 
     def meanwhile(folder):
         make(folder)
