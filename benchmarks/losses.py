@@ -52,16 +52,11 @@ class UnreliableGrid(WorkersGrid):
 
     def _accept(self, message: Message) -> None:
         """Answer a lost visit with an error; other messages wait for a process."""
-        if self._is_lost(message):
+        asked, seed = message.metadata, self.run_config["seed"]
+        if asked.message_type.startswith("train") and self.losses.is_lost(
+            seed, Order.read(message.content).round, asked.dst_node_id - 1, len(self.nodes)
+        ):
             error = Error(Failure.GONE, AWAY)
-            self._answers[message.metadata.message_id] = Message(error, reply_to=message)
+            self._answers[asked.message_id] = Message(error, reply_to=message)
         else:
             super()._accept(message)
-
-    def _is_lost(self, message: Message) -> bool:
-        asked = message.metadata
-        if not asked.message_type.startswith("train"):
-            return False
-        server_round = Order.read(message.content).round
-        hospital, hospitals = asked.dst_node_id - 1, len(self.nodes)
-        return self.losses.is_lost(self.run_config["seed"], server_round, hospital, hospitals)

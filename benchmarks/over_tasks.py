@@ -210,7 +210,9 @@ def mean_similarity(maps: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 @torch.no_grad()
 def saliency(network: SaliencyNetwork, samples: Samples) -> Tensor:
     """The saliency network's maps [n, H, W] of some images."""
-    parts = [network.look(samples.images[batch])[0] for batch in _batches(samples)]
+    parts = [
+        network.look(samples.images[batch])[0] for batch in torch.arange(len(samples)).split(BATCH)
+    ]
     return torch.cat(parts)
 
 
@@ -224,7 +226,7 @@ def grad_cam(network: SaliencyNetwork, samples: Samples) -> Tensor:
     hook = relu.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     maps = []
     try:
-        for batch in _batches(samples):
+        for batch in torch.arange(len(samples)).split(BATCH):
             logits = network(samples.images[batch])
             own = logits.gather(1, samples.labels[batch][:, None]).sum()
             (gradients,) = torch.autograd.grad(own, found[-1])
@@ -246,11 +248,6 @@ def similarity(maps: Tensor, others: Tensor) -> Tensor:
         for each in (maps, others)
     )
     return torch.minimum(a, b).sum(dim=1)
-
-
-def _batches(samples: Samples) -> Sequence[Tensor]:
-    batches: Sequence[Tensor] = torch.arange(len(samples)).split(BATCH)
-    return batches
 
 
 if __name__ == "__main__":
