@@ -90,7 +90,8 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
     recall = _figure(metrics, f"recall-of-class-{k}")
     if recall is None and images and right is not None:
-        recall = {"value": right / images, "low": nan, "high": nan}
+        # A hospital may claim more right answers than images.
+        recall = {"value": min(right / images, 1.0), "low": nan, "high": nan}
     return {
         "name": name,
         "images": images,

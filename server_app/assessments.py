@@ -98,7 +98,8 @@ def _pool_class(each: Sequence[Assessment], images: Sequence[float | None]) -> A
     """One class over several hospitals, from its figures and all test images at each hospital."""
     known = [row for row in each if row["images"]]
     own = [row["images"] or 0.0 for row in each]
-    others = [(total or 0.0) - mine for total, mine in zip(images, own, strict=True)]
+    # A hospital may claim more images of a class than in all.
+    others = [max((total or 0.0) - mine, 0.0) for total, mine in zip(images, own, strict=True)]
     weights = {"recall": own, "sensitivity": own, "specificity": others}
     return {
         "name": each[0]["name"],

@@ -351,7 +351,8 @@ def _pooled_balanced(tests: Iterable[Metrics]) -> float:
             number = name.removeprefix("right-of-class-")
             if number != name and (size := test.get(f"images-of-class-{number}", 0)):
                 images[number] = images.get(number, 0) + size
-                right[number] = right.get(number, 0) + test[name]
+                # A hospital may claim more right answers than images.
+                right[number] = right.get(number, 0) + min(test[name], size)
     return mean(right[number] / images[number] for number in images)
 
 

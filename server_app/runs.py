@@ -61,11 +61,14 @@ def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
     """All runs in some places: result directories, or folders that contain some at any depth."""
     runs, left_out = [], []
     for place in dict.fromkeys(Path(os.path.realpath(expand(path))) for path in places):
-        found = list(islice(_directories(place), MOST_RUNS))
+        found = list(islice(_directories(place), MOST_RUNS + 1))
         if not found:
             reason = "holds no run" if place.is_dir() else "is no folder"
             left_out.append(LeftOut(place, reason))
-        for path in found:
+        elif len(found) > MOST_RUNS:
+            reason = f"holds more than {MOST_RUNS} runs, of which the others are not read"
+            left_out.append(LeftOut(place, reason))
+        for path in found[:MOST_RUNS]:
             try:
                 runs.append(_read(path))
             except (OSError, ValueError, LookupError) as error:

@@ -245,6 +245,15 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert find([study / "cwt", study / "cwt" / "1"])[1] == []
 
 
+def test_runs_beyond_the_limit_are_named(study, monkeypatch):
+    monkeypatch.setattr("server_app.runs.MOST_RUNS", 3)
+    found, left_out = find([study])
+    assert len(found) == 3
+    assert [(each.path, each.reason) for each in left_out] == [
+        (study, "holds more than 3 runs, of which the others are not read")
+    ]
+
+
 def test_the_text_fits_into_a_terminal(study):
     lines = text(compare([study])).splitlines()
     assert max(map(len, lines)) <= 80

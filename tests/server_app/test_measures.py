@@ -5,6 +5,7 @@ from statistics import fmean
 
 import pytest
 
+from pages.figures import assessment
 from server_app.summary import Record, measure_round, summarise
 from strategies.engine.events import Event
 from tests.server_app.conftest import evaluated, serial_round
@@ -239,6 +240,15 @@ def test_an_average_was_left_by_no_hospital_in_particular():
     [round_] = measured(events, 1)
     assert [row["hospital"] for row in round_.visits] == [""]
     assert isnan(round_.figures["accuracy_after_visit"])
+
+
+def test_no_share_is_above_1_if_a_hospital_claims_more_right_answers_than_images():
+    claimed = {"images-of-class-0": 2.0, "right-of-class-0": 1e6}
+    told = evaluated(1, "global", "A", 0.9, **claimed)
+    row = measure_round(1, [told], cross=True).visits[0]
+    assert row["global_balanced_accuracy"] == 1
+    found = assessment("model", "global", "A", told.metrics, ["a"])
+    assert found["classes"][0]["recall"]["value"] == 1
 
 
 def test_global_balanced_accuracy_is_that_of_the_pooled_images():

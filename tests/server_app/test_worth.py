@@ -346,6 +346,14 @@ def test_of_two_sizes_the_pool_counts_images():
     assert melanoma["recall"]["low"] == pytest.approx(0.725 - half)
 
 
+def test_a_hospital_that_claims_more_images_of_a_class_than_in_all_spoils_no_pool():
+    honest = told(1.0, 0.5, sizes=(30, 10)) | {"specificity-of-class-1": 0.9}
+    liar = {**honest, "num-examples": 11.0, "images-of-class-1": 40.0, "specificity-of-class-1": 0}
+    tests = {("A", "A"): honest, ("A", "B"): liar}
+    melanoma = summary_of(tests, held=()).pooled[0]["classes"][1]
+    assert melanoma["specificity"]["value"] == pytest.approx(0.9)
+
+
 def test_the_settings_say_whose_images_were_used():
     """As comments: the file can still be read."""
     own = {"kind": "folder", "own_settings": {"train.batch-size": "8"}}
