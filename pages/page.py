@@ -6,7 +6,6 @@ value is escaped. A template computes nothing: it lays out figures, verdicts and
 The names of templates end in .md because Flower does not pack HTML files into an app (docs/hub.md).
 """
 
-import base64
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -43,11 +42,6 @@ def value_text(value: object) -> str:
         tiny = 0 < abs(value) < 0.0005
         return (f"{value:.2g}" if tiny else f"{value:.3f}") if isfinite(value) else "–"
     return "–" if value is None else str(value)
-
-
-def png_uri(png: bytes) -> str:
-    """A PNG as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 @cache

@@ -3,6 +3,7 @@
 Shapes: `N` images, `C` channels, `H, W` pixels.
 """
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,8 +12,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
-
-from pages.page import png_uri
 
 SHOWN = 8  # images of a strip
 CLASSES = 24  # most classes of which a page shows strips
@@ -38,7 +37,7 @@ def strip(name: str, images: Sequence[Images]) -> Strip:
 
 def named_strip(name: str, png: bytes) -> Strip:
     """A picture that `png_of` made."""
-    return Strip(name, f"Images: {name}", png_uri(png))
+    return Strip(name, f"Images: {name}", f"data:image/png;base64,{b64encode(png).decode()}")
 
 
 def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[str]) -> list[Strip]:

@@ -114,9 +114,6 @@ class Axis:
         return 100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
 
 
-SHARES = Axis(ticks=(0, 0.5, 1))
-
-
 def chart(
     title: str,
     lines: Sequence[Line],
@@ -179,7 +176,7 @@ def _small_chart(line: Line, behind: Line | None, chance: float, axis: Axis) -> 
 def square(line: Line, about: str) -> Picture:
     """A line over shares, both axes from 0 to 1, with the diagonal; `about` describes it."""
     side = SMALL[0]
-    area = _Area(side, side, (26, 6, 18, 16), (0, 1), SHARES)
+    area = _Area(side, side, (26, 6, 18, 16), (0, 1), Axis(ticks=(0, 0.5, 1)))
     diagonal = {"class": "chance", "d": area.path(Line("", (0, 1), (0, 1)))}
     parts = [_text(0, 11, _shorten(line.name, 24), css="name"), *area.axes()]
     parts += [Shape("path", diagonal), *area.line(line, 0, 1.8)]
@@ -214,14 +211,14 @@ def spans(
     height = len(rows) * step + 22
     for tick in axis.ticks:
         x = axis.share(tick)
-        parts.append(_vertical("axis", x, 0, height - 18))
+        at = f"{x:.1f}%"
+        parts.append(_stroke("axis", (at, at), (0, height - 18)))
         anchor = "start" if x < 4 else "end" if x > 96 else "middle"
-        parts.append(_text(f"{x:.1f}%", height - 4, f"{tick:g}", anchor))
+        parts.append(_text(at, height - 4, f"{tick:g}", anchor))
     for place, row in enumerate(rows):
         if isfinite(row.mark):
-            parts.append(
-                _vertical("chance", axis.share(row.mark), place * step, (place + 1) * step)
-            )
+            at = f"{axis.share(row.mark):.1f}%"
+            parts.append(_stroke("chance", (at, at), (place * step, (place + 1) * step)))
         parts.append(_text(0, y + 9, _shorten(row.name, 48), css="name"))
         for k, span in enumerate(row.spans):
             parts += _span(span, axis, k, y + 21 + 11 * k)
@@ -328,8 +325,8 @@ class _Area:
         return self._horizontal("chance", value) if isfinite(value) else []
 
     def _horizontal(self, look: str, value: float) -> list[Shape]:
-        y, end = f"{self.y(value):.1f}", self.left + self.width
-        return [Shape("line", {"class": look, "x1": self.left, "x2": end, "y1": y, "y2": y})]
+        y = f"{self.y(value):.1f}"
+        return [_stroke(look, (self.left, self.left + self.width), (y, y))]
 
     def borders(self, begins: Sequence[int]) -> list[Shape]:
         """Vertical lines between tasks, with the tasks' numbers above."""
@@ -340,8 +337,7 @@ class _Area:
                 break
             x = self.x(max(first - 0.5, self.first))
             if first > self.first:
-                ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": 2, "y2": bottom}
-                parts.append(Shape("line", {"class": "border", **ends}))
+                parts.append(_stroke("border", (f"{x:.1f}",) * 2, (2, bottom)))
             parts.append(_text(round(x) + 3, 11, f"{number}"))
         return parts
 
@@ -378,13 +374,12 @@ def _description(title: str, about: str) -> str:
 
 def _key(names: Sequence[str], marked: str, *, dots: bool = False) -> list[tuple[list[Shape], str]]:
     """A sample and a name for each line or mark."""
-    ends = {"x1": 1, "x2": 25, "y1": 6, "y2": 6}
+    ends = (1, 25), (6, 6)
     key = []
     for place, name in enumerate(names):
-        dash = {} if dots else _dash(place)
-        sample = [Shape("line", {"class": f"line s{place % SERIES + 1}", **ends, **dash})]
-        key.append((sample + ([_mark(13, 6, place)] if dots else []), name))
-    return key + ([([Shape("line", {"class": "chance", **ends})], marked)] if marked else [])
+        sample = _stroke(f"line s{place % SERIES + 1}", *ends, **({} if dots else _dash(place)))
+        key.append(([sample, _mark(13, 6, place)] if dots else [sample], name))
+    return key + ([([_stroke("chance", *ends)], marked)] if marked else [])
 
 
 def _dash(place: int) -> dict[str, Any]:
@@ -414,18 +409,16 @@ def _span(span: Span, axis: Axis, place: int, y: float) -> list[Shape]:
     parts, high = [], f"{y:.1f}"
     if isfinite(span.low) and isfinite(span.high):
         first, last = (f"{axis.share(end):.1f}%" for end in (span.low, span.high))
-        ends = {"x1": first, "x2": last, "y1": high, "y2": high}
-        look = {"class": f"line s{place % SERIES + 1}", **ends}
-        parts.append(Shape("line", look))
+        parts.append(_stroke(f"line s{place % SERIES + 1}", (first, last), (high, high)))
     for dot in span.dots:
         at = {"cx": f"{axis.share(dot):.1f}%", "cy": high, "r": 2.5}
         parts.append(Shape("circle", {"class": "single", **at}))
     return [*parts, _mark(f"{axis.share(span.value):.1f}%", y, place)]
 
 
-def _vertical(look: str, x: float, top: float, bottom: float) -> Shape:
-    ends = {"x1": f"{x:.1f}%", "x2": f"{x:.1f}%", "y1": top, "y2": bottom}
-    return Shape("line", {"class": look, **ends})
+def _stroke(look: str, xs: Sequence[object], ys: Sequence[object], **more: object) -> Shape:
+    (x1, x2), (y1, y2) = xs, ys
+    return Shape("line", {"class": look, "x1": x1, "x2": x2, "y1": y1, "y2": y2, **more})
 
 
 def _lane_in_words(row: Lane) -> str:

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from pages.page import Marked, png_uri, render, value_text
+from pages.page import Marked, render, value_text
+from pages.pictures import named_strip
 from pages.plots import Block, Cell, Cells, Line, chart, heat, steps
 from tests.pages.macros import call
 
@@ -82,7 +83,7 @@ def test_a_page_may_load_and_run_nothing():
 
 
 def test_a_picture_is_inside_of_its_page():
-    assert png_uri(b"\x89PNG") == "data:image/png;base64,iVBORw=="
+    assert named_strip("a", b"\x89PNG").source == "data:image/png;base64,iVBORw=="
 
 
 @pytest.mark.parametrize(
