@@ -62,15 +62,20 @@ class LivePage:
         self._due = monotonic() + self.pause
 
 
-def mark_ended(folder: Path) -> None:
-    """Write on a run's page that its server has ended, and stop the page's reloading."""
-    path, resume = folder / NAME, folder / "checkpoint" / "resume.toml"
+def mark_ended(folder: Path) -> str:
+    """Write on a run's page that its server has ended, and stop the page's reloading.
+
+    Returns:
+        The file with the settings to resume the run with; empty if there is none.
+    """
+    path, file = folder / NAME, folder / "checkpoint" / "resume.toml"
+    resume = str(file) if file.exists() else ""
     with suppress(OSError, FileError):
         page, written = read_text(path), strftime(TIME, localtime(path.stat().st_mtime))
         if RELOAD in page:
-            known = str(resume) if resume.exists() else ""
-            state = render("ended", "", written=written, resume=known)
+            state = render("ended", "", written=written, resume=resume)
             _write(path, page.replace(RELOAD, ""), state)
+    return resume
 
 
 def _write(path: Path, report: str, state: str) -> None:

@@ -156,17 +156,8 @@ class RoundEvents:
             at.setdefault(hospital, []).append(metrics.get(metric, nan))
         return mean(map(spread, at.values()))
 
-    @cached_property
-    def task_accuracies(self) -> dict[int, float]:
-        """The mean accuracy on each task that a hospital reports, by the task's number."""
-        return self._accuracies(OF_TASK)
-
-    @cached_property
-    def own_class_accuracies(self) -> dict[int, float]:
-        """The mean accuracy on each task with only the task's own classes as answers."""
-        return self._accuracies(IN_TASK)
-
-    def _accuracies(self, begins: str) -> dict[int, float]:
+    def task_accuracies(self, begins: str) -> dict[int, float]:
+        """By task, the mean of the accuracies whose names begin so: `OF_TASK` or `IN_TASK`."""
         tests = (self.complete_tests or self.home_tests).values()
         found = (
             re.fullmatch(rf"{begins}(\d{{1,6}})", name) for metrics in tests for name in metrics

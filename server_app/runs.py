@@ -152,10 +152,8 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and Path(error.filename).name == SUMMARY:
         if is_under_way(path):
             return "is under way"
-        mark_ended(path)
-        resume = path / "checkpoint" / "resume.toml"
-        hint = f"; resume it with --run-config '{resume}'" if resume.exists() else ""
-        return f"has not completed{hint}"
+        resume = mark_ended(path)
+        return "has not completed" + (f"; resume it with --run-config '{resume}'" if resume else "")
     return f"cannot be read ({error!s:.{LONGEST}})"
 
 

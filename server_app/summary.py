@@ -19,7 +19,7 @@ from server_app import measures, tasks, timing
 from server_app.assessments import assess, figure_everywhere, headline, pool, was_handed_on
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
-from server_app.measures import Round, RoundEvents, average, mean
+from server_app.measures import IN_TASK, OF_TASK, Round, RoundEvents, average, mean
 from strategies.engine.events import Event
 from strategies.protocol.files import expand, read_json
 from strategies.protocol.shapes import SHAPE
@@ -343,11 +343,11 @@ class Summary:
     )
     # With tasks, the mean of the accuracies on the tasks so far, with equal weights of tasks.
     accuracy_over_tasks: float = round_figure(
-        lambda r: mean(r.task_accuracies.values()), "over tasks"
+        lambda r: mean(r.task_accuracies(OF_TASK).values()), "over tasks"
     )
     # The same if the answer is chosen among the classes of the image's task (Task-IL); NaN if tasks
     # share classes.
-    accuracy_within_tasks: float = round_figure(lambda r: mean(r.own_class_accuracies.values()))
+    accuracy_within_tasks: float = round_figure(lambda r: mean(r.task_accuracies(IN_TASK).values()))
     # The mean over all tasks but the last; NaN before an evaluated round of the last task.
     forgetting: float = run_figure(lambda run: mean(run.task_figures.get("forgetting", ())))
     # The same; also NaN if each hospital has a task order of its own.
@@ -464,7 +464,7 @@ def measure_round(number: int, events: Iterable[Event], cross: bool | str) -> Ro
         trained=frozenset(event.hospital for event in known.visits),
         tests=known.tests,
         is_evaluated=any(isfinite(each.get("accuracy", nan)) for each in known.tests.values()),
-        task_accuracies=known.task_accuracies,
+        task_accuracies=known.task_accuracies(OF_TASK),
         held_pairs=known.held_pairs,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},
         visits=known.tested_versions(),

@@ -156,10 +156,8 @@ class Followed:
     def farewell(self) -> Iterator[str]:
         """The last lines about a run that has ended; the very last is its directory."""
         if self.state() == "interrupted":
-            mark_ended(self.path)
-            resume = self.path / "checkpoint" / "resume.toml"
             yield "The run has stopped before its end, or continues on another machine."
-            if resume.exists():
+            if resume := mark_ended(self.path):
                 yield f"Resume it with --run-config '{resume}'"
         elif self.summary and self.summary.error:
             yield f"The run failed: {self.summary.error}"
