@@ -91,6 +91,13 @@ CLIPPED = """() => [...document.querySelectorAll("figure svg[role=img] text")].f
   return svg.width && (box.left < svg.left - 8 || box.right > svg.right + 8);
 }).map(text => text.textContent)"""
 
+# Numbers in tables that are broken over several lines.
+BROKEN = """() => [...document.querySelectorAll("td")].filter(cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return /^[+-]?[0-9.]+$/.test(cell.textContent.trim()) && range.getClientRects().length > 1;
+}).map(cell => cell.textContent)"""
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -225,6 +232,7 @@ def test_a_page_fits_every_screen(shown, name):
         for folded in (True, False):
             page.evaluate(FOLD, folded)
             assert page.evaluate(OVERFLOW) == 0, screen
+            assert page.evaluate(BROKEN) == [], screen
         if name != "hostile":  # whose names are longer than any that fits
             assert page.evaluate(CLIPPED) == [], screen
 
