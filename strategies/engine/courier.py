@@ -185,16 +185,16 @@ class Courier:
         """The connected nodes, each with its registered name."""
         return {node.node_id: node.name or f"node {node.node_id}" for node in self.grid.get_nodes()}
 
-    def find_reachable(self) -> set[int]:
+    def find_reachable(self, *, ask: bool = True) -> set[int]:
         """The connected nodes that take messages.
 
-        A node that did not answer its last message in time, or never had one, is asked. Simulated
-        nodes always take messages.
+        A node that did not answer its last message in time, or never had one, is asked; with `ask`
+        false it does not count. Simulated nodes always take messages.
         """
         connected = set(self.grid.get_node_ids())
         if self.simulates:
             return connected
-        asked = connected - self.answering - self.at_work
+        asked = connected - self.answering - self.at_work if ask else set()
         names = self.node_names() if asked else {}
         list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
@@ -208,20 +208,11 @@ class Courier:
         setting = "time to say that it takes messages"
         return Letter(node, "query.live", about, RecordDict, limit, setting, hospital)
 
-    def known_reachable(self) -> set[int]:
-        """The connected nodes that have answered their last message; no node is asked."""
-        connected = set(self.grid.get_node_ids())
-        return connected if self.simulates else connected & self.answering
-
     def exchange(self, letters: Iterable[Letter[AboutT]]) -> Iterator[Delivery[AboutT]]:
         """Send messages, and yield the outcome of each."""
         exchange: Exchange[AboutT] = Exchange(self)
         exchange.post(letters)
         yield from exchange.deliveries()
-
-    def note_absence(self, node: int) -> None:
-        """Note that a node could not be reached: it is asked before its next message."""
-        self.answering.discard(node)
 
     def note_outcome(self, delivery: Delivery[AboutT]) -> None:
         """Note whether the node of a delivery answered."""

@@ -184,7 +184,8 @@ class Engine:
             if state.nodes[visit.hospital] in reachable:
                 self._post(self._order(visit))
             else:
-                self.run.courier.note_absence(state.nodes[visit.hospital])
+                # So it is asked before its next message.
+                self.run.courier.answering.discard(state.nodes[visit.hospital])
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
@@ -201,8 +202,7 @@ class Engine:
 
     def _reachable(self) -> set[int]:
         """The nodes that take messages; a method that does not wait asks none of them."""
-        courier = self.run.courier
-        return courier.find_reachable() if self.strategy.waits else courier.known_reachable()
+        return self.run.courier.find_reachable(ask=self.strategy.waits)
 
     def _order(self, visit: Visit) -> Ordered:
         """The order for a visit; a visit that was ordered before a kill gets the same order."""

