@@ -22,6 +22,7 @@ from tests.fakes import settings
 from tests.server_app.conftest import evaluated
 from tests.server_app.fake_runs import fake_run, in_tasks
 from tests.server_app.test_compare import write_run
+from tests.server_app.test_report import bare
 from tests.server_app.test_tables import write
 
 TASKS = (1, 1, 2, 2, 3, 3)
@@ -198,9 +199,9 @@ def test_the_report_draws_them_and_says_them():
     page = in_tasks().page()
     row = page.partition('<th scope="row">after task 3</th>')[2].partition("</tr>")[0]
     assert re.findall(r">([\d.]+)</td>", row) == ["0.30", "0.60", "0.90"]
-    assert "<td>accuracy within tasks</td><td>0.800</td>" in page  # of 0.7, 0.8 and 0.9
-    assert "<td>forgetting</td><td>0.450</td>" in page
-    assert "<td>backward transfer</td><td>-0.450</td>" in page
+    assert "<td>accuracy within tasks</td><td>0.800</td>" in bare(page)  # of 0.7, 0.8 and 0.9
+    assert "<td>forgetting</td><td>0.450</td>" in bare(page)
+    assert "<td>backward transfer</td><td>-0.450</td>" in bare(page)
     assert page.count('class="border"') == 2
     assert "task 2 begins with round 5; task 3 begins with round 9" in page
     assert "0.30 after round 12, between 0.10 and 0.90; task 2: " in page
@@ -210,7 +211,7 @@ def test_the_report_draws_them_and_says_them():
 def test_a_report_of_what_nobody_tells_has_dashes():
     events = [replace(e, metrics={"accuracy": 0.5}) for e in in_tasks().events]
     page = fake_run(events, tasks=(1,) * 6 + (2,) * 6).page()
-    assert "<td>backward transfer</td><td>–</td>" in page
+    assert "<td>backward transfer</td><td>–</td>" in bare(page)
     assert "nan" not in page.partition("</style>")[2]
 
 
