@@ -14,7 +14,7 @@ from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
 from client_app.datasets.facts import hashes
 from client_app.errors import DataError, failure_of, line_of
-from client_app.parcels import keep, keep_local, pack, unpack
+from client_app.parcels import keep_local, keep_record, pack, unpack
 from client_app.release.details import Details, Outputs
 from client_app.release.disclosure import fingerprint, open_disclosure
 from client_app.request import Clock, Request
@@ -100,7 +100,8 @@ def prepare(message: Message, context: Context) -> Message:
         parcel = pack(request, network, label, beside)
         keep_local(request, network)
         if buffer := find_record(parcel, "buffer", ArrayRecord):
-            keep(hospital, "buffer", Manifest.read(parcel).hash_of["buffer"], buffer)
+            hash_ = Manifest.read(parcel).hash_of["buffer"]
+            keep_record(hospital, f"buffers/{hash_}", buffer)
     return request.answer(metrics, parcel, card)
 
 

@@ -120,15 +120,14 @@ def open_buffers(request: Request) -> list[Samples]:
         return [_buffer(request, *each) for each in request.order.hash_of.items()]
 
 
-def keep(hospital: Hospital, kind: str, hash_: str, record: ArrayRecord) -> None:
-    """Keep a buffer or an encoder, in its travelling form, under its hash.
+def keep_record(hospital: Hospital, name: str, record: ArrayRecord) -> None:
+    """Keep a buffer or an encoder, in its travelling form, for later messages.
 
     Raises:
         PolicyError: The hospital's store would be too large.
     """
     check_disk(hospital.machine, hospital.store.folder.parent, size_of(record))
-    arrays = {key: array.numpy() for key, array in record.items()}
-    hospital.store.save(f"{kind}s/{hash_}", arrays)
+    hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
 
 
 def _encoder(request: Request) -> ArrayRecord:
@@ -144,7 +143,7 @@ def _encoder(request: Request) -> ArrayRecord:
     sent = find_record(request.message.content, "encoder", ArrayRecord)
     record = _sent_or_kept(hospital, sent, "encoder", hash_)
     if sent:
-        keep(hospital, "encoder", hash_, sent)
+        keep_record(hospital, f"encoders/{hash_}", sent)
     return record
 
 
@@ -188,7 +187,7 @@ def _buffer(request: Request, maker: str, hash_: str) -> Samples:
     log_once(f"The buffer of {maker!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
     note_dossier(request.run, maker, dossier_hash(opened))
     if sent:
-        keep(hospital, "buffer", hash_, sent)
+        keep_record(hospital, f"buffers/{hash_}", sent)
     return samples.to(hospital.device)
 
 

@@ -82,7 +82,9 @@ class FedAvg(Strategy):
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks; they train that of most hospitals", others)
         first = newcomers[alike[0]]
-        state.models[GLOBAL] = build_global(state, first, {"model": network(state, first)}, 0)
+        state.models[GLOBAL] = build_global(
+            state, first, {"model": state.shelf.arrays(first.parcel)}, 0
+        )
 
     def plan(self, state: State) -> list[Visit]:
         """The drawn hospitals train the global model."""
@@ -152,17 +154,16 @@ def average(
     # Imported here: a hospital needs this module to check orders, and never averages.
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
-    arrays = [tuple(sorted(network(state, each, name))) for each in trained]
-    ((most, _),) = Counter(arrays).most_common(1)
-    trained = [each for each, own in zip(trained, arrays, strict=True) if own == most]
-    counts = [1 if equal else each.num_examples for each in trained]
+    sent = [(state.shelf.arrays(each.parcel, name), each.num_examples) for each in trained]
+    ((most, _),) = Counter(tuple(sorted(record)) for record, _ in sent).most_common(1)
+    sent = [each for each in sent if tuple(sorted(each[0])) == most]
     records = [
-        RecordDict({name: network(state, each, name), "metrics": MetricRecord({"n": count})})
-        for each, count in zip(trained, counts, strict=True)
+        RecordDict({name: record, "metrics": MetricRecord({"n": 1 if equal else count})})
+        for record, count in sent
     ]
     mean = aggregate_arrayrecords(records, "n")
     # Flower averages whole numbers to fractions; a hospital expects the dtype that it sent.
-    like = network(state, trained[0], name)
+    like, _ = sent[0]
     return ArrayRecord({key: cast(mean[key].numpy(), array.dtype) for key, array in like.items()})
 
 
@@ -176,8 +177,3 @@ def _network_of(state: State, model: Model) -> tuple[object, ...]:
     """The declared network of a model, and the layout of the arrays that came."""
     layout = layout_of(state.shelf.get(model.parcel))
     return state.shelf.label(model.parcel).architecture, *sorted(layout.items())
-
-
-def network(state: State, model: Model, name: str = "model") -> ArrayRecord:
-    """The arrays of a model, or of another record of its parcel."""
-    return state.shelf.get(model.parcel).array_records[name]

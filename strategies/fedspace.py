@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
-from strategies.fedavg import FedAvg, cast, network
+from strategies.fedavg import FedAvg, cast
 from strategies.protocol.declared import ShareAboveZero, declare
 from strategies.protocol.parcel import Layout, pack
 from strategies.protocol.prototypes import check_prototypes
@@ -87,8 +87,8 @@ class FedSpace(FedAvg):
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The average mixed with the previous model, and the prototypes."""
-        mean, before = super().merge(state, trained)["model"], network(state, state.models[GLOBAL])
-        b = self.own.mix
+        mean, b = super().merge(state, trained)["model"], self.own.mix
+        before = state.shelf.arrays(state.models[GLOBAL].parcel)
         mixed = {
             name: cast(b * mean[name].numpy() + (1 - b) * array.numpy(), array.dtype)
             for name, array in before.items()
@@ -98,7 +98,7 @@ class FedSpace(FedAvg):
     def _prototypes(self, state: State) -> dict[str, ArrayRecord]:
         """The server's prototypes, updated with those that were sent in this round."""
         names = sorted(state.prototypes.items())
-        sent = [_arrays(state.shelf.get(name).array_records["memory"]) for _, name in names]
+        sent = [_arrays(state.shelf.arrays(name, "memory")) for _, name in names]
         if not sent:
             return self.server_prototypes(state)
         old = self.server_prototypes(state).get("memory")

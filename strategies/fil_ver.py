@@ -51,7 +51,6 @@ from strategies.protocol.text import amount
 
 ENCODER = "encoder."  # prefix of the names of its arrays
 
-
 _PRETRAIN = "first-hospital, public:<absolute file>, pooled or none"
 
 
@@ -109,9 +108,10 @@ class FilVer(FedAvg):
             return []
         if self.own.offline:
             present = present[:1] if state.round > 1 else []
+        asked = {each for each in present if self._key(state, each) in state.embeddings}
         return [
-            self.visit(hospital, GLOBAL, test=True, embeddings=self._kind_to_send(state, hospital))
-            for hospital in present
+            self.visit(each, GLOBAL, test=True, embeddings="" if each in asked else self.sent)
+            for each in present
         ]
 
     def kinds(self) -> list[Visit]:
@@ -129,10 +129,6 @@ class FilVer(FedAvg):
             images=chosen.get(self.own.pretrain, "public"),
         )
 
-    def _kind_to_send(self, state: State, hospital: str) -> str:
-        """The kind of embeddings that a hospital must send now; empty if none are wanted."""
-        return "" if self._key(state, hospital) in state.embeddings else self.sent
-
     def _key(self, state: State, hospital: str) -> str:
         return f"{self.task_at(state.round)} {hospital}"
 
@@ -145,8 +141,7 @@ class FilVer(FedAvg):
         elif trained is not None:
             state.encoder = _encoder(state, trained)
             first = state.models[GLOBAL]
-            begun = state.shelf.get(first.parcel).array_records["model"]
-            network = ArrayRecord({**begun, **state.encoder_arrays})
+            network = ArrayRecord({**state.shelf.arrays(first.parcel), **state.encoder_arrays})
             state.models[GLOBAL] = build_global(state, first, {"model": network}, 0)
 
     def _keep(self, state: State, hospital: str, parcel: str) -> None:
@@ -169,12 +164,10 @@ class FilVer(FedAvg):
 
         by_task: dict[str, list[ArrayRecord]] = {}
         for key, name in sorted(state.embeddings.items()):
-            sent = state.shelf.get(name).array_records["embeddings"]
+            sent = state.shelf.arrays(name, "embeddings")
             by_task.setdefault(key.partition(" ")[0], []).append(sent)
-        architecture, steps = (
-            state.shelf.label(trained[0].parcel).architecture,
-            self.own.server_steps,
-        )
+        architecture = state.shelf.label(trained[0].parcel).architecture
+        steps = self.own.server_steps
         rng = rng_for(self.settings.seed, "server training", state.round)
         tasks = [*by_task.values()]
         now = replace(self.settings, train=self.settings.train.round_settings(state.round))
@@ -189,7 +182,7 @@ class FilVer(FedAvg):
 
 def _encoder(state: State, model: Model) -> str:
     """Put the encoder of a model on the shelf as a parcel; the parcel's name."""
-    network = state.shelf.get(model.parcel).array_records["model"]
+    network = state.shelf.arrays(model.parcel)
     arrays = {name: array for name, array in network.items() if name.startswith(ENCODER)}
     label = replace(state.shelf.label(model.parcel), lineage="encoder")
     return state.shelf.put(pack({"model": ArrayRecord(arrays)}, label))

@@ -15,7 +15,7 @@ from strategies.fedspace import FedSpace
 from strategies.fil_ver import FilVer
 from strategies.on_features import check_on_features
 from strategies.protocol.run_config import changes_of
-from strategies.protocol.settings import Settings, SettingsError, complete
+from strategies.protocol.settings import Settings, complete, require
 from strategies.rwt import RWT
 from strategies.standalone import Standalone
 from strategies.sums import Sums
@@ -65,9 +65,6 @@ def changed_settings(text: str | None) -> Settings:
 
 
 def _class_of(settings: Settings) -> type[Strategy]:
-    if settings.strategy not in STRATEGIES:
-        raise SettingsError(
-            f"The setting 'strategy' is '{settings.strategy}'; it must be one of "
-            f"{', '.join(STRATEGIES)}."
-        )
-    return STRATEGIES[settings.strategy]
+    name, known = settings.strategy, ", ".join(STRATEGIES)
+    require(name in STRATEGIES, "strategy", name, f"one of {known}")
+    return STRATEGIES[name]

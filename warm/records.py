@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies.protocol.parcel import count_bytes
-from strategies.protocol.records import ParcelError, array_records
+from strategies.protocol.records import ParcelError, array_records, count_bytes
 
 HEAD = 2**26  # most bytes of a head
 ARRAYS = 2**34  # most bytes of all arrays of a message

@@ -44,8 +44,8 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
-from strategies.protocol.records import find_record, from_record, size_of
+from strategies.protocol.parcel import Manifest, hash_arrays
+from strategies.protocol.records import count_bytes, find_record, from_record, size_of
 from strategies.protocol.redaction import redact
 from warm.process import Handed
 
@@ -330,9 +330,8 @@ def _answer_fields(answer: Message) -> dict[str, Any]:
     for name, record in answer.content.items():
         if isinstance(record, ArrayRecord):
             known = _label_of(name, answer.content).get(name.rpartition("/")[2])
-            records.append(
-                {"name": name, "bytes": size_of(record), "sha256": known or hash_arrays(record)}
-            )
+            hash_ = known or hash_arrays(record)
+            records.append({"name": name, "bytes": size_of(record), "sha256": hash_})
         else:
             records.append({"name": name, "values": {**record}})
     return {"left": records}

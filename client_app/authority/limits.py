@@ -19,7 +19,7 @@ from learning.models import Architecture
 from learning.models.rotation import TURNS
 from learning.packing import activations, layout
 from learning.samples import round_up
-from strategies.protocol.parcel import count_bytes
+from strategies.protocol.records import count_bytes
 
 MB = 1e6
 # A model in training: weights, gradients, and two more numbers for each weight (Adam).

@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 from strategies.engine.flower import Run, is_simulation
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
 from strategies.protocol.names import join_names
-from strategies.protocol.parcel import count_bytes
+from strategies.protocol.records import count_bytes
 from strategies.protocol.text import printable
 
 # Seconds between two looks at the mailbox: a share of the time waited so far. So looks cost little,

@@ -6,7 +6,7 @@ It takes place at the beginning of every round, for new and returning hospitals.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from logging import INFO
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 from strategies.protocol.records import find_record
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.shapes import from_value
 from strategies.protocol.text import amount
 
 PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
@@ -68,7 +69,7 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
             are equally frequent.
     """
     answers = run.courier.exchange(introductions(run, _wait_for_hospitals(run)))
-    there = [each for each in answers if _card(each).get("hospital", "") not in later]
+    there = [each for each in answers if _card(each).hospital not in later]
     coming, failed = take_cards(run, there)
     newcomers: dict[str, Model] = {}
     while coming:
@@ -108,7 +109,7 @@ def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     state = run.state
     cards, failed = _judge(run, list(answers))
     if cards and not state.classes:
-        named = {hospital: _classes(card) for hospital, (_, card) in cards.items()}
+        named = {hospital: card.classes for hospital, (_, card) in cards.items()}
         classes = run.settings.class_names or common_classes(named)
         state.outputs, state.classes = outputs(classes, run.settings), classes
         log(INFO, "The classes are %s", join_names(state.outputs))
@@ -180,9 +181,22 @@ def _count_excused(run: Run, there: Collection[int]) -> int:
     return sum(hospital not in active and node not in there for hospital, node in nodes)
 
 
-def _card(answer: Delivery[Order]) -> ConfigRecord:
-    """The card in an answer; empty if there is none."""
-    return find_record(answer.content, "card", ConfigRecord) or ConfigRecord()
+@dataclass(frozen=True)
+class _Card:
+    """The fields of a hospital's card that decide whether it takes part; empty if it lacks them."""
+
+    hospital: str
+    classes: list[str]
+    shape: list[int]
+    frozen: str
+    identity: str
+
+
+def _card(answer: Delivery[Order]) -> _Card:
+    """The card in an answer, whose values the courier has checked."""
+    record = find_record(answer.content, "card", ConfigRecord) or ConfigRecord()
+    card: _Card = from_value({**record}, _Card, any_version=True)
+    return card
 
 
 def _registered_names(run: Run) -> dict[int, str]:
@@ -191,7 +205,7 @@ def _registered_names(run: Run) -> dict[int, str]:
 
 def _judge(
     run: Run, answers: Sequence[Delivery[Order]]
-) -> tuple[dict[str, tuple[int, ConfigRecord]], Failed]:
+) -> tuple[dict[str, tuple[int, _Card]], Failed]:
     """Check the cards of hospitals.
 
     Returns:
@@ -201,58 +215,56 @@ def _judge(
     state, registered = run.state, _registered_names(run)
     came = {each.letter.node: _card(each) for each in answers if each.failure is None}
     refused = _impostors(run, came, registered)
-    known = {str(card["hospital"]): card for node, card in came.items() if node not in refused}
+    known = {card.hospital: card for node, card in came.items() if node not in refused}
     if not state.classes:  # later a hospital changes nothing for the others
-        shapes = {name: shape for name, card in known.items() if (shape := _shape(card))}
-        hashes = {name: _frozen(card) for name, card in known.items()}
+        shapes = {name: card.shape for name, card in known.items() if card.shape}
+        hashes = {name: card.frozen for name, card in known.items()}
         state.shape = _most_frequent(shapes, _shapes_differ) or []
         state.frozen = _most_frequent(hashes, _weights_differ) or ""
-    cards: dict[str, tuple[int, ConfigRecord]] = {}
+    cards: dict[str, tuple[int, _Card]] = {}
     failed = []
     for delivery in answers:
         node = delivery.letter.node
-        card = came.get(node, ConfigRecord())
         # A hospital that failed, or has a wrong card, may be registered under a name.
         hospital = registered.get(node) or f"node {node}"
         if node in refused:
             delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
         elif node in came:
-            hospital = str(card["hospital"])
-            if reason := _misfit(run, hospital, card):
+            hospital = came[node].hospital
+            if reason := _misfit(run, came[node]):
                 delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
         run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
             failed.append(delivery)
         else:
-            cards[hospital] = node, card
-            state.keys[hospital] = str(card.get("identity", ""))
+            cards[hospital] = node, came[node]
+            state.keys[hospital] = came[node].identity
     return dict(sorted(cards.items())), failed
 
 
-def _misfit(run: Run, hospital: str, card: ConfigRecord) -> str:
+def _misfit(run: Run, card: _Card) -> str:
     """The reason why a hospital does not fit into the run; empty if it does."""
-    state, shape, frozen = run.state, _shape(card), _frozen(card)
-    if shape and state.shape and shape != state.shape:
-        return _shapes_differ({hospital: shape, "the other hospitals": state.shape})
-    if frozen != state.frozen:
-        return _weights_differ({hospital: frozen, "the other hospitals": state.frozen})
+    state = run.state
+    if card.shape and state.shape and card.shape != state.shape:
+        return _shapes_differ({card.hospital: card.shape, "the other hospitals": state.shape})
+    if card.frozen != state.frozen:
+        return _weights_differ({card.hospital: card.frozen, "the other hospitals": state.frozen})
     try:
-        check_planned(run.settings, hospital)
+        check_planned(run.settings, card.hospital)
     except SettingsError as error:
         return str(error)
     return ""
 
 
 def _impostors(
-    run: Run, cards: Mapping[int, ConfigRecord], registered: Mapping[int, str]
+    run: Run, cards: Mapping[int, _Card], registered: Mapping[int, str]
 ) -> dict[int, str]:
     """The nodes whose card has the name of another hospital, or none, and the reasons."""
     state, connected = run.state, run.courier.node_names()
-    named = Counter(str(card.get("hospital", "")) for card in cards.values())
+    named = Counter(card.hospital for card in cards.values())
     reasons = {}
     for node, card in cards.items():
-        name, other = str(card.get("hospital", "")), registered.get(node, "")
-        key = str(card.get("identity", ""))
+        name, other = card.hospital, registered.get(node, "")
         present = state.nodes.get(name)
         if not name:
             reasons[node] = "The hospital's card has no name."
@@ -266,7 +278,7 @@ def _impostors(
                 f"Two hospitals are called '{name}': give each SuperNode its own site in its "
                 "node-config, and register it under this name."
             )
-        elif state.keys.get(name, key) != key:
+        elif state.keys.get(name, card.identity) != card.identity:
             reasons[node] = (
                 f"The hospital '{name}' has another key than when it joined the run: the others "
                 "would refuse it."
@@ -287,7 +299,7 @@ def take_first(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str,
     state, order, node = run.state, delivery.letter.about, delivery.letter.node
     hospital = order.hospital
     delivery, parcel = admit(delivery, admit_first, order, state.outputs)
-    card = _card(delivery)
+    card = find_record(delivery.content, "card", ConfigRecord) or ConfigRecord()
     facts = {key: value for key, value in card.items() if key in FACTS}
     run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
     if parcel is None:
@@ -347,11 +359,6 @@ def common_classes(named: Mapping[str, list[str]]) -> list[str]:
     return lists[0] if all(names == lists[0] for names in lists) else union
 
 
-def _classes(card: ConfigRecord) -> list[str]:
-    classes = card.get("classes")
-    return list(map(str, classes)) if isinstance(classes, list) else []
-
-
 def _most_frequent(
     known: Mapping[str, ValueT], differ: Callable[[dict[str, ValueT]], str]
 ) -> ValueT | None:
@@ -364,15 +371,6 @@ def _most_frequent(
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         raise RunError(differ(dict(sorted(known.items()))))
     return next((value for value in known.values() if str(value) == counts[0][0]), None)
-
-
-def _shape(card: ConfigRecord) -> list[int]:
-    shape = card.get("shape")
-    return [each for each in shape if isinstance(each, int)] if isinstance(shape, list) else []
-
-
-def _frozen(card: ConfigRecord) -> str:
-    return str(card.get("frozen", ""))
 
 
 def _weights_differ(hashes: Mapping[str, str]) -> str:

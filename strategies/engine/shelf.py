@@ -14,18 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 
 from strategies.protocol.files import replacing
-from strategies.protocol.parcel import (
-    Layout,
-    Manifest,
-    check_hashes,
-    count_bytes,
-    layout_of,
-    load,
-    save,
-)
+from strategies.protocol.parcel import Manifest, check_hashes, load, save
+from strategies.protocol.records import array_records, count_bytes, find_record, size_of
 
 IN_MEMORY = 256 * 1024**2  # bytes of arrays
 
@@ -35,13 +28,11 @@ class _Note:
     """Facts about a parcel, so that it need not be read again."""
 
     label: Manifest
-    layout: Layout
     model_bytes: int
 
     @classmethod
     def describe(cls, parcel: RecordDict, label: Manifest) -> "_Note":
-        model = RecordDict({name: parcel[name] for name in parcel if name == "model"})
-        return cls(label, layout_of(parcel), count_bytes(model))
+        return cls(label, size_of(find_record(parcel, "model", ArrayRecord) or {}))
 
 
 class Shelf:
@@ -92,13 +83,13 @@ class Shelf:
         self._remember(name, parcel)
         return parcel
 
+    def arrays(self, name: str, record: str = "model") -> ArrayRecord:
+        """One record of arrays of a parcel, which has it."""
+        return array_records(self.get(name))[record]
+
     def label(self, name: str) -> Manifest:
         """The label of a parcel, without a look at the disk."""
         return self._notes[name].label
-
-    def layout(self, name: str) -> Layout:
-        """The layout of a parcel's model, without a look at the disk."""
-        return self._notes[name].layout
 
     def model_bytes(self, name: str) -> int:
         """The bytes of a parcel's model, without a look at the disk."""

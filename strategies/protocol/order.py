@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
-from strategies.protocol.records import ParcelError, find_record, from_record
+from strategies.protocol.records import ParcelError, check_values, find_record, from_record
 
 MOST_TASKS = 100_000  # `tasks_so_far` lists them
 
@@ -74,7 +74,7 @@ class Order:
         if (record := find_record(content, "order", ConfigRecord)) is None:
             raise ParcelError("The message has no order.")
         order = from_record(cls, record)
-        right = {
+        possible = {
             "round": order.round >= 0,
             "hop": order.hop >= 0,
             "task": 0 <= order.task <= MOST_TASKS,
@@ -86,8 +86,7 @@ class Order:
             "members_hash": re.fullmatch("([0-9a-f]{64})?", order.members_hash),  # so does this
             "embeddings": order.embeddings in ("", *PARTS),
         }
-        if wrong := next((name for name, holds in right.items() if not holds), ""):
-            raise ParcelError(f"'{wrong}' of the order has an impossible value.")
+        check_values("order", possible)
         return order
 
     @property

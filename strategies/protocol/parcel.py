@@ -35,9 +35,9 @@ from strategies.protocol.order import Order
 from strategies.protocol.records import (
     ParcelError,
     array_records,
+    check_values,
     find_record,
     from_record,
-    size_of,
     to_record,
 )
 
@@ -88,15 +88,14 @@ class Manifest:
                 f"The parcel has format {manifest.format}, this is format {FORMAT}: "
                 "run the same version of fedhandoff everywhere."
             )
-        if wrong := manifest._flaw():
-            raise ParcelError(f"'{wrong}' of the manifest has an impossible value.")
+        check_values("manifest", manifest._right())
         return manifest
 
-    def _flaw(self) -> str:
-        """The first field with an impossible value; empty if there is none."""
+    def _right(self) -> dict[str, object]:
+        """For each field that can be wrong, whether its value is possible."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
         hashed = {name for name, _ in _pairs(self.hashes)}
-        right = {
+        return {
             "lineage": is_name(self.lineage),
             "architecture": len(self.architecture) <= MAX_ARCHITECTURE,
             "round": self.round >= 0,
@@ -113,7 +112,6 @@ class Manifest:
             "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
             "hashes": len(hashed) == len(self.hashes) and all(map(HASHED.fullmatch, self.hashes)),
         }
-        return next((name for name, holds in right.items() if not holds), "")
 
     def advance(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
@@ -285,11 +283,6 @@ def unbundle(content: RecordDict) -> dict[str, RecordDict]:
         if slash:
             parcels.setdefault(lineage, RecordDict())[record_name] = record
     return parcels
-
-
-def count_bytes(content: RecordDict) -> int:
-    """Bytes of the arrays of a message, nearly its whole size."""
-    return sum(map(size_of, array_records(content).values()))
 
 
 def save(parcel: RecordDict, path: Path) -> None:

@@ -34,8 +34,13 @@ def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
 
 
 def size_of(arrays: Mapping[str, Array]) -> int:
-    """The size of arrays, in bytes."""
+    """Bytes of the arrays of a record."""
     return sum(len(array.data) for array in arrays.values())
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Bytes of the arrays of a message, nearly its whole size."""
+    return sum(map(size_of, array_records(content).values()))
 
 
 def to_record(value: Any) -> ConfigRecord:
@@ -64,6 +69,13 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
                 f"'{name}' of the {kind.__name__.lower()} is {value!r:.80}: wrong type."
             )
     return kind(**given)
+
+
+def check_values(kind: str, right: Mapping[str, object]) -> None:
+    """Refuse a record of a kind; `right` has for each field whether its value is possible."""
+    for name, holds in right.items():
+        if not holds:
+            raise ParcelError(f"'{name}' of the {kind} has an impossible value.")
 
 
 @lru_cache(maxsize=16)
