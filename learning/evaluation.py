@@ -1,6 +1,7 @@
 """The test performance of a model at a hospital. Only the figures leave this file."""
 
 import time
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -26,11 +27,16 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     """
     model.eval()
     logits = []
-    for batch in images.split(batch_size(prod(images.shape[1:]))):
+    for batch in split(images):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
         logits.append(model(batch))
     return torch.cat(logits).softmax(dim=1)
+
+
+def split(images: Tensor) -> Sequence[Tensor]:
+    """Images [n, ...], cut into batches of `batch_size`."""
+    return images.split(batch_size(prod(images.shape[1:])))
 
 
 def batch_size(values: int) -> int:

@@ -10,24 +10,26 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from learning.settings import ReservoirSettings
+
 
 class Reservoir:
-    """At most `size` rows [m, ...] of several `fields`, by name.
+    """At most `reservoir.size` rows [m, ...] of several `fields`, by name.
 
     `kept` is the result of `state` at the end of the last visit; empty at the first.
     """
 
-    def __init__(self, size: int, kept: Mapping[str, Tensor]) -> None:
-        self.size = size
+    def __init__(self, settings: ReservoirSettings, kept: Mapping[str, Tensor]) -> None:
+        self.size, self.batch_size = settings.size, settings.batch_size
         self.seen = int(kept["seen"]) if kept else 0
         self.fields = {name: rows.clone() for name, rows in kept.items() if name != "seen"}
 
     def __len__(self) -> int:
         return min(self.seen, self.size)
 
-    def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Random rows, none of them twice: `count`, or all if there are fewer."""
-        drawn = torch.randperm(len(self), generator=generator)[:count]
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """Random rows, none of them twice: `reservoir.batch-size`, or all if there are fewer."""
+        drawn = torch.randperm(len(self), generator=generator)[: self.batch_size]
         return {name: rows[drawn.to(rows.device)] for name, rows in self.fields.items()}
 
     def add(self, generator: torch.Generator, **rows: Tensor) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learning.learners.importance import IMPORTANCE
+from learning.learners.importance import SynapticIntelligence, fisher_information
 from learning.learners.plain import Learner
 from learning.packing import check_layout
 from learning.settings import CWCSettings
@@ -39,7 +39,9 @@ class CWC(Learner):
         self.consolidation = [kept * memory[name] for name in self.parameters]
         if any((entries < 0).any() for entries in self.consolidation):
             raise ParcelError("The consolidation matrix has negative entries.")
-        self.importance = IMPORTANCE[self.own.importance](self.model, self.own.damping)
+        self.path: SynapticIntelligence | None = None  # EWC does not follow the steps
+        if self.own.importance == "si":
+            self.path = SynapticIntelligence(self.model, self.own.damping)
         # w − w̃ now, and memory for it after the next step. A small network's step takes about a
         # millisecond; an allocation in each step would take a good part of that.
         self.drift, self.next_drift = list(self._zeros().values()), list(self._zeros().values())
@@ -55,7 +57,8 @@ class CWC(Learner):
             torch.zeros_like(weight) if weight.grad is None else weight.grad
             for weight in self.weights
         ]
-        self.importance.before_step(gradients)
+        if self.path:
+            self.path.before_step(gradients)
         strength = 2 * self.own.strength
         torch._foreach_addcmul_(gradients, self.consolidation, self.drift, value=strength)
 
@@ -65,11 +68,16 @@ class CWC(Learner):
         torch._foreach_copy_(self.next_drift, self.weights)
         torch._foreach_sub_(self.next_drift, self.start)
         torch._foreach_sub_(self.drift, self.next_drift)  # now it is minus the step
-        self.importance.after_step(self.drift)
+        if self.path:
+            self.path.after_step(self.drift)
         self.drift, self.next_drift = self.next_drift, self.drift
 
     def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """Eq. 4: C^{k+1,r} = C^{k,r} + Ω^{k,r}."""
-        importance = self.importance.estimate(self.drift, self.samples, rng)
+        importance = (
+            self.path.estimate(self.drift)
+            if self.path
+            else fisher_information(self.model, self.samples, rng)
+        )
         total = torch._foreach_add(self.consolidation, importance)
         return dict(zip(self.parameters, total, strict=True))

@@ -19,45 +19,33 @@ Deviations, both as in the authors' code:
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.learners.plain import Learner
-from learning.reservoir import Reservoir
+from learning.learners.er import ER
 from learning.samples import Samples
-from learning.settings import DERppSettings, ReservoirSettings
+from learning.settings import DERppSettings
 
 
-class DERpp(Learner):
+class DERpp(ER):
     """Cross-entropy on the stream, and on kept images cross-entropy and distillation.
 
     Attributes:
-        reservoir: Rows of `images` uint8 [m, C, H, W], `labels` int64 [m], `logits` [m, K].
-        drawn: Rows in a draw; all rows if there are fewer.
+        reservoir: As in ER, with `logits` [m, K].
     """
 
-    tables: tuple[tuple[str, type[Any]], ...] = (
-        ("derpp", DERppSettings),
-        ("reservoir", ReservoirSettings),
-    )
+    tables = (("derpp", DERppSettings), *ER.tables)
     own: DERppSettings
     draws = 2
-
-    def begin_visit(self) -> None:
-        """Load the reservoir from the hospital's last visit."""
-        chosen = self.settings.section("reservoir", ReservoirSettings)
-        self.reservoir = Reservoir(chosen.size, self.received.rehearsal)
-        self.drawn = chosen.batch_size
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of Eq. 6 of a batch [N]; keeps images of the batch."""
         images, count = draws.view(batch.images), len(batch)
         if self.own.one_pass and len(self.reservoir):
-            kept = self.reservoir.draw(self.drawn, draws.generator)
+            kept = self.reservoir.draw(draws.generator)
             outputs = self.model(torch.cat([images, draws.view(kept["images"])]))
             logits, replay = outputs[:count], self.weigh(outputs[count:], kept)
         else:
@@ -69,9 +57,9 @@ class DERpp(Learner):
 
     def replay_term(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖² + β ℓ(M(x''), y'')."""
-        first = self.reservoir.draw(self.drawn, draws.generator)
+        first = self.reservoir.draw(draws.generator)
         distance = self.distance(self.model(draws.view(first["images"])), first)
-        second = self.reservoir.draw(self.drawn, draws.generator)
+        second = self.reservoir.draw(draws.generator)
         replay = functional.cross_entropy(
             self.model(draws.view(second["images"])), second["labels"]
         )
@@ -91,10 +79,6 @@ class DERpp(Learner):
         rows = {"images": batch.images, "labels": batch.labels, "logits": logits}
         self.reservoir.add(draws.generator, **rows)
 
-    def rehearsal(self) -> dict[str, Tensor]:
-        """The reservoir."""
-        return self.reservoir.state()
-
 
 class DER(DERpp):
     """Cross-entropy on the stream, and distillation on kept images."""
@@ -103,7 +87,7 @@ class DER(DERpp):
 
     def replay_term(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖²."""
-        kept = self.reservoir.draw(self.drawn, draws.generator)
+        kept = self.reservoir.draw(draws.generator)
         return self.weigh(self.model(draws.view(kept["images"])), kept)
 
     def weigh(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:

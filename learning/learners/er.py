@@ -21,20 +21,24 @@ from learning.settings import ReservoirSettings
 
 
 class ER(Learner):
-    """Cross-entropy on the stream and on kept images."""
+    """Cross-entropy on the stream and on kept images.
 
-    tables = (("reservoir", ReservoirSettings),)
-    own: ReservoirSettings
+    Attributes:
+        reservoir: Rows of `images` uint8 [m, C, H, W] and `labels` int64 [m].
+    """
+
+    tables: tuple[tuple[str, type], ...] = (("reservoir", ReservoirSettings),)
 
     def begin_visit(self) -> None:
         """Load the reservoir from the last visit."""
-        self.reservoir = Reservoir(self.own.size, self.received.rehearsal)
+        chosen = self.settings.section("reservoir", ReservoirSettings)
+        self.reservoir = Reservoir(chosen, self.received.rehearsal)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The mean over a batch [N] and a draw; the batch is then offered to the reservoir."""
         images, labels, count = draws.view(batch.images), batch.labels[:0], len(batch)
         if len(self.reservoir):
-            kept = self.reservoir.draw(self.own.batch_size, draws.generator)
+            kept = self.reservoir.draw(draws.generator)
             images, labels = torch.cat([images, draws.view(kept["images"])]), kept["labels"]
         logits = self.model(images)
         new = count * self.cross_entropy(logits[:count], batch.labels)

@@ -19,24 +19,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.learners.plain import Learner
+from learning.learners.er import ER
 from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings
 from learning.stream import restrict
 
 
-class ERACE(Learner):
+class ERACE(ER):
     """Cross-entropy on the stream without earlier classes, and on kept images with them."""
 
-    tables = (("reservoir", ReservoirSettings),)
     own: ReservoirSettings
 
     def begin_visit(self) -> None:
         """Load the reservoir and the seen classes [c] from the last visit."""
         kept = dict(self.received.rehearsal)
         self.seen = kept.pop("classes", self.samples.labels[:0])
-        self.reservoir = Reservoir(self.own.size, kept)
+        self.reservoir = Reservoir(self.own, kept)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """Both terms; the batch [N] is then offered to the reservoir."""
@@ -45,16 +44,12 @@ class ERACE(Learner):
         absent = self.seen[~torch.isin(self.seen, batch.labels)]
         loss = self.cross_entropy(logits.index_fill(1, absent, -torch.inf), batch.labels)
         if len(self.reservoir):
-            loss = loss + self.replay_term(draws)
+            rows = self.reservoir.draw(draws.generator)
+            replayed = restrict(self.seen, self.model(draws.view(rows["images"])))
+            loss = loss + functional.cross_entropy(replayed, rows["labels"])
         self.reservoir.add(draws.generator, images=batch.images, labels=batch.labels)
         return loss
 
-    def replay_term(self, draws: Draws) -> Tensor:
-        """The second term."""
-        kept = self.reservoir.draw(self.own.batch_size, draws.generator)
-        logits = self.model(draws.view(kept["images"]))
-        return functional.cross_entropy(restrict(self.seen, logits), kept["labels"])
-
     def rehearsal(self) -> dict[str, Tensor]:
         """The reservoir, and the seen classes."""
-        return {**self.reservoir.state(), "classes": self.seen}
+        return {**super().rehearsal(), "classes": self.seen}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from learning.augmentation import Draws
-from learning.evaluation import batch_size
+from learning.evaluation import split
 from learning.learners.agem import TaskMemory
 from learning.samples import Samples
 from learning.settings import FDRSettings, ReservoirSettings
@@ -57,7 +57,6 @@ class FDR(TaskMemory):
             return {}
         self.model.eval()
         present = kept["values"][kept["tasks"] == self.received.task]
-        parts = present.split(batch_size(present[0].numel()))
-        found = [self.model(part).softmax(dim=1) for part in parts]
+        found = [self.model(part).softmax(dim=1) for part in split(present)]
         earlier = [] if self.kept is None else [self.wanted]
         return {**kept, "predictions": torch.cat([*earlier, *found])}

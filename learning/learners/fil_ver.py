@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.errors import ModelError
-from learning.evaluation import batch_size
+from learning.evaluation import split
 from learning.learners.plain import Learner
 from learning.models.embedding import EmbeddingNetwork
 from learning.samples import Samples
@@ -112,8 +112,7 @@ class FilVer(Rehearsal):
 def encode(network: EmbeddingNetwork, samples: Samples) -> Samples:
     """Embeddings in the place of images: float32 [n, P, 256]."""
     network.eval()
-    images = samples.images
-    parts = [network.embed(batch) for batch in images.split(batch_size(images[0].numel()))]
+    parts = [network.embed(batch) for batch in split(samples.images)]
     return Samples(torch.cat(parts), samples.labels)
 
 

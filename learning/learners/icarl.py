@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.evaluation import batch_size
+from learning.evaluation import split
 from learning.learners.lwf import FromBefore
 from learning.models.taps import last_layer
 from learning.packing import check_layout
@@ -142,7 +142,7 @@ class ICaRL(FromBefore):
         found: list[Tensor] = []
         self.model.eval()
         hook = self.head.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-        for part in images.split(batch_size(images[0].numel())):
+        for part in split(images):
             self.model(part)
         hook.remove()
         return functional.normalize(torch.cat(found))

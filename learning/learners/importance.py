@@ -1,4 +1,4 @@
-"""The importance of each parameter for a visit: the Ω of CWC, by the names of `cwc.importance`.
+"""The importance of each parameter for a visit: the Ω of CWC.
 
 An estimate is a list of tensors, none of them negative, in the shapes of the parameters.
 """
@@ -38,9 +38,7 @@ class SynapticIntelligence:
         """Add g(t) (w(t) − w(t+1)) to ω."""
         torch._foreach_addcmul_(self.path, self.gradients, minus_steps)
 
-    def estimate(
-        self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
-    ) -> list[Tensor]:
+    def estimate(self, moved: list[Tensor]) -> list[Tensor]:
         """Ω at the end of the visit; `moved` is Δ."""
         return [
             (path / (delta.square() + self.damping)).clamp_(min=0)
@@ -48,46 +46,28 @@ class SynapticIntelligence:
         ]
 
 
-class FisherInformation:
+def fisher_information(
+    model: nn.Module, samples: Samples, rng: np.random.Generator
+) -> list[Tensor]:
     """The dependence of the trained model's predictions on each parameter.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (EWC), PNAS 2017,
     arXiv:1612.00796: the diagonal of the Fisher information, with labels y drawn from the model's
-    own prediction for each image x:
+    own prediction for each training image x:
 
         Ω_i = E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂w_i)²
 
     Deviation: the mean is taken over `FISHER_IMAGES` random images at most, one label each.
     """
-
-    def __init__(self, model: nn.Module, damping: float) -> None:
-        self.model = model
-
-    def before_step(self, gradients: list[Tensor]) -> None:
-        """Nothing: this estimate does not follow the steps."""
-
-    def after_step(self, minus_steps: list[Tensor]) -> None:
-        """Nothing: this estimate does not follow the steps."""
-
-    def estimate(
-        self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
-    ) -> list[Tensor]:
-        """Ω at the end of the visit, from the hospital's training images."""
-        self.model.eval()
-        weights = list(self.model.parameters())
-        information = [torch.zeros_like(weight) for weight in weights]
-        drawn = rng.permutation(len(samples))[:FISHER_IMAGES]
-        for image in samples[torch.from_numpy(drawn).to(samples.labels.device)].images:
-            logits = self.model(image[None])  # [1, K]
-            chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
-            label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)
-            loss = functional.cross_entropy(logits, label)
-            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-            torch._foreach_addcmul_(information, gradients, gradients, value=1 / len(drawn))
-        return information
-
-
-IMPORTANCE: dict[str, type[SynapticIntelligence] | type[FisherInformation]] = {
-    "si": SynapticIntelligence,
-    "ewc": FisherInformation,
-}
+    model.eval()
+    weights = list(model.parameters())
+    information = [torch.zeros_like(weight) for weight in weights]
+    drawn = rng.permutation(len(samples))[:FISHER_IMAGES]
+    for image in samples[torch.from_numpy(drawn).to(samples.labels.device)].images:
+        logits = model(image[None])  # [1, K]
+        chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
+        label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)
+        loss = functional.cross_entropy(logits, label)
+        gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
+        torch._foreach_addcmul_(information, gradients, gradients, value=1 / len(drawn))
+    return information

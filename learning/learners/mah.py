@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.augmentation import Draws
-from learning.evaluation import batch_size
+from learning.evaluation import split
 from learning.learners.derpp import DERpp
 from learning.models.taps import last_layer
 from learning.packing import check_layout
@@ -150,8 +150,7 @@ class MAH(DERpp):
         """l_c [K], the mean logits over all images of a class."""
         self.model.eval()
         images = self.samples[self.samples.labels == c].images
-        parts = images.split(batch_size(images[0].numel()))
-        total: Tensor = sum(self.model(part).sum(dim=0) for part in parts)
+        total: Tensor = sum(self.model(part).sum(dim=0) for part in split(images))
         return total / len(images)
 
     def replay_term(self, draws: Draws) -> Tensor:

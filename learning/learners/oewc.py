@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learning.learners.importance import FisherInformation
+from learning.learners.importance import fisher_information
 from learning.learners.plain import Learner
 from learning.packing import check_layout
 from learning.settings import OnlineEWCSettings
@@ -64,7 +64,7 @@ class OnlineEWC(Learner):
     def rehearsal(self) -> dict[str, Tensor]:
         """F* and w* of this task, and of the next one."""
         rng = rng_for(self.settings.seed, "fisher", self.received.task)
-        information = FisherInformation(self.model, 0.0).estimate([], self.samples, rng)
+        information = fisher_information(self.model, self.samples, rng)
         kept = {"task": self.task}
         for (name, weight), new in zip(self.weights.items(), information, strict=True):
             old = self.fisher.get(name)

@@ -41,7 +41,7 @@ from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.errors import ModelError
-from learning.evaluation import batch_size
+from learning.evaluation import split
 from learning.learners.plain import Learner, Received
 from learning.models.rotation import TURNS, RotationNetwork
 from learning.packing import check_layout
@@ -214,8 +214,7 @@ def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
 def extract_features(network: RotationNetwork, images: Tensor) -> Tensor:
     """The features [n, d] of images uint8 [n, C, H, W], without rotation."""
     network.eval()
-    parts = images.split(batch_size(images[0].numel()))
-    return torch.cat([network.features(part) for part in parts])
+    return torch.cat([network.features(part) for part in split(images)])
 
 
 def class_prototypes(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ from torch.nn import functional
 from learning.augmentation import Draws
 from learning.errors import ModelError
 from learning.evaluation import batch_size
-from learning.learners.importance import FisherInformation
+from learning.learners.importance import fisher_information
 from learning.learners.oewc import part
 from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, sample_gates
@@ -91,7 +91,7 @@ class TwF(Learner):
         if not self.received.memory:
             _fit(self.model, self.teacher.state_dict())
         chosen = self.settings.section("reservoir", ReservoirSettings)
-        self.reservoir, self.drawn = Reservoir(chosen.size, kept), chosen.batch_size
+        self.reservoir = Reservoir(chosen, kept)
         self.task = max(self.received.task - 1, 0)
         shapes = [each.shape for each in self._teacher_features(self.samples.pixels[:1])]
         with use_seed(rng_for(self.settings.seed, "gates")):
@@ -146,7 +146,7 @@ class TwF(Learner):
         learner = Plain(teacher, Samples(public.images, labels), self.settings, Received())
         train(learner, self.settings.train, self.own.teacher_epochs, rng, deadline)
         if self.own.ewc:
-            information = FisherInformation(teacher, 0.0).estimate([], learner.samples, rng)
+            information = fisher_information(teacher, learner.samples, rng)
             named = zip(dict(teacher.named_parameters()), information, strict=True)
             self.fisher = {k: each for k, each in named if k not in _head(teacher)}
         head.weight, head.bias = own
@@ -167,7 +167,7 @@ class TwF(Learner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of Eq. 2.15, in one pass over a batch [N] and a draw of kept images."""
-        kept = self.reservoir.draw(self.drawn, draws.generator) if len(self.reservoir) else {}
+        kept = self.reservoir.draw(draws.generator) if len(self.reservoir) else {}
         images, masks = draws.view(batch.images), []
         tasks = torch.full_like(batch.labels, self.task)
         if kept:

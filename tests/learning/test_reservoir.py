@@ -3,13 +3,18 @@
 import torch
 
 from learning.reservoir import Reservoir
+from learning.settings import ReservoirSettings
+
+
+def reservoir_of(size, kept=(), draw=4):
+    return Reservoir(ReservoirSettings(size, draw), dict(kept))
 
 
 def test_each_row_of_a_stream_is_kept_as_often():
     generator = torch.Generator().manual_seed(0)
     kept = torch.zeros(60)
     for _ in range(400):
-        reservoir = Reservoir(12, {})
+        reservoir = reservoir_of(12)
         for batch in torch.arange(60).split(7):
             reservoir.add(generator, number=batch, twice=2 * batch)
         assert len(reservoir) == 12
@@ -23,11 +28,11 @@ def test_each_row_of_a_stream_is_kept_as_often():
 
 
 def test_a_reservoir_goes_on_from_its_state():
-    whole, first = Reservoir(5, {}), Reservoir(5, {})
+    whole, first = reservoir_of(5), reservoir_of(5)
     one, other = (torch.Generator().manual_seed(1) for _ in range(2))
     whole.add(one, number=torch.arange(4))
     first.add(other, number=torch.arange(4))
-    second = Reservoir(5, first.state())
+    second = reservoir_of(5, first.state())
     for number in range(4, 30):
         whole.add(one, number=torch.tensor([number]))
         second.add(other, number=torch.tensor([number]))
@@ -37,8 +42,9 @@ def test_a_reservoir_goes_on_from_its_state():
 
 
 def test_a_draw_has_no_row_twice():
-    reservoir = Reservoir(10, {})
     generator = torch.Generator().manual_seed(0)
-    reservoir.add(generator, number=torch.arange(6))
-    assert sorted(reservoir.draw(9, generator)["number"].tolist()) == [*range(6)]
-    assert len(set(reservoir.draw(4, generator)["number"].tolist())) == 4
+    for draw, drawn in ((9, 6), (4, 4)):
+        reservoir = reservoir_of(10, draw=draw)
+        reservoir.add(generator, number=torch.arange(6))
+        numbers = reservoir.draw(generator)["number"].tolist()
+        assert len(numbers) == len(set(numbers)) == drawn
