@@ -36,7 +36,8 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
 
 def split(images: Tensor) -> Sequence[Tensor]:
     """Images [n, ...], cut into batches of `batch_size`."""
-    return images.split(batch_size(prod(images.shape[1:])))
+    batches: Sequence[Tensor] = images.split(batch_size(prod(images.shape[1:])))
+    return batches
 
 
 def batch_size(values: int) -> int:
