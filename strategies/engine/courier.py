@@ -253,11 +253,9 @@ class Exchange(Generic[AboutT]):
     def withdraw(self, verb: str) -> list[Letter[AboutT]]:
         """Take back the unsent messages of a verb."""
         unsent = [each for queue in self._queues.values() for each in queue if each.verb == verb]
-        left = {
-            node: deque(each for each in queue if each.verb != verb)
-            for node, queue in self._queues.items()
-        }
-        self._queues = {node: queue for node, queue in left.items() if queue}
+        for letter in unsent:
+            self._queues[letter.node].remove(letter)
+        self._queues = {node: queue for node, queue in self._queues.items() if queue}
         return unsent
 
     def deliveries(self) -> Iterator[Delivery[AboutT]]:

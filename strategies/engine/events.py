@@ -47,8 +47,6 @@ class Event:
       before the first hand-off.
     """
 
-    # `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `average`, `ensemble` or
-    # `standalone`
     verb: str
     round: int  # round of the paper, from 1; 0 before the first
     # Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the model

@@ -141,6 +141,7 @@ def read_turns(path: Path) -> list[Event]:
 
 def _turns(events: Iterable[Event]) -> Iterator[Event]:
     began, there = False, set()
+    outcomes = {"ok", *(each.name.lower() for each in Failure)}
     for event in events:
         if event.verb == "query.prepare" and event.outcome == "ok":
             if began:
@@ -151,6 +152,8 @@ def _turns(events: Iterable[Event]) -> Iterator[Event]:
             yield event
         elif event.verb.startswith("train"):
             began = True
+            if event.outcome not in outcomes:
+                raise FileError(f"'{event.hospital}' has the unknown outcome '{event.outcome:.80}'")
             if event.outcome != "useless":  # else the visit was undone
                 yield event
 

@@ -80,13 +80,16 @@ def _read(path: Path, tasks: int) -> dict[str, list[str]]:
         rows = read_table(path)
     except (OSError, ValueError) as error:
         _refuse(str(path), f"it cannot be read ({error})")
-    table = {name.strip(): [state.strip() for state in states] for _, (name, *states) in rows}
-    for name, states in table.items():
-        order = [NOT_YET, ACTIVE, LEFT]
+    order, table = [NOT_YET, ACTIVE, LEFT], dict[str, list[str]]()
+    for _, cells in rows:
+        name, *states = map(str.strip, cells)
+        if name in table:
+            _refuse(str(path), f"'{name}' has two lines")
         if len(states) != tasks or not set(states) <= {*order}:
             _refuse(str(path), f"'{name}' needs one of {', '.join(order)} for each of the tasks")
         if sorted(states, key=order.index) != states:
             _refuse(str(path), f"'{name}' comes back after it has left, which is not possible")
+        table[name] = states
     return table
 
 

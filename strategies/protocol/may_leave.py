@@ -90,10 +90,6 @@ def _is_shape(value: object) -> bool:
 KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # kinds of data sets
 
 
-def _is_kind(value: object) -> bool:
-    return isinstance(value, str) and value.removesuffix(" of DICOM files") in KINDS
-
-
 def _matches(pattern: str) -> Callable[[object], bool]:
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
@@ -115,7 +111,8 @@ CARD: dict[str, Callable[[object], bool]] = {
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
     "dossier": _matches("[0-9a-f]{64}"),  # hash of its buffer's dossier; the dossier stays
-    "data": _is_kind,  # the kind of its data set, without name or path
+    # The kind of its data set, without name or path
+    "data": _matches(f"({'|'.join(KINDS)})( of DICOM files)?"),
     "train-images": _is_hash,  # hash of the training images, keyed with a secret of the hospital
     "test-images": _is_hash,
     "own-settings": _are_settings,  # settings that its node-config replaces, without names of files
@@ -145,6 +142,20 @@ AMOUNT, FIGURE = Range(0, 1e12), Range(-1e100, 1e100, unknown=True)
 DISTANCES = [
     f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("alex", "squeeze", "vgg")
 ]
+# After the last round (client_app.release.details). Such a name may also end in -low or -high, the
+# ends of a 95 % interval. Sensitivity and specificity are of class # against the others at its
+# operating point, a probability chosen on training images.
+_WITH_INTERVAL = {
+    "accuracy": SHARE,
+    "balanced-accuracy": SHARE,
+    "auroc": SHARE,
+    "calibration-error": SHARE,  # expected calibration error
+    "gain": Range(-1, 1),  # in balanced accuracy, over the model that the hospital trained alone
+    "recall-of-class-#": SHARE,
+    "sensitivity-of-class-#": SHARE,
+    "specificity-of-class-#": SHARE,
+    "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
+}
 METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
@@ -155,44 +166,19 @@ METRICS: Mapping[str, Range] = {
     "test-images-of-class-#": COUNT,
     "num-examples": COUNT,  # images behind the metrics of this answer
     "train-loss": FIGURE,  # mean over the last epoch of a visit
-    "accuracy": SHARE,
+    **_WITH_INTERVAL,
+    **{f"{name}-{end}": each for name, each in _WITH_INTERVAL.items() for end in ("low", "high")},
     "accuracy-after-visit": SHARE,  # on the hospital's own test images
     "accuracy-of-task-#": SHARE,  # where images arrive in tasks: on the test images of task #
     "accuracy-in-task-#": SHARE,  # the same, with the task's classes as the only answers
-    "balanced-accuracy": SHARE,
-    "auroc": SHARE,
-    # The standard deviation of the noise in these three, unless they are exact.
+    # The standard deviation of the noise in a figure; absent if the figure is exact.
     "accuracy-noise": SHARE,
     "balanced-accuracy-noise": SHARE,
     "auroc-noise": SHARE,
+    "gain-noise": SHARE,
     # With `evaluate.per-class`: test images of a class, and the number with a right answer.
     "images-of-class-#": COUNT,
     "right-of-class-#": AMOUNT,  # no whole number if the share has noise
-    # After the last round (client_app.release.details). These names and the three above may end in
-    # -low or -high, the ends of a 95 % interval. Sensitivity and specificity are of class # against
-    # the others at its operating point, a probability chosen on training images.
-    "calibration-error": SHARE,  # expected calibration error
-    "gain-noise": SHARE,
-    "gain": Range(-1, 1),  # in balanced accuracy, over the model that the hospital trained alone
-    "recall-of-class-#": SHARE,
-    "sensitivity-of-class-#": SHARE,
-    "specificity-of-class-#": SHARE,
-    "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
-    **{
-        f"{figure}-{end}": Range(-1, 1) if figure == "gain" else SHARE
-        for figure in (
-            "accuracy",
-            "balanced-accuracy",
-            "auroc",
-            "calibration-error",
-            "gain",
-            "recall-of-class-#",
-            "sensitivity-of-class-#",
-            "specificity-of-class-#",
-            "right-in-bin-#",
-        )
-        for end in ("low", "high")
-    },
     "threshold-of-class-#": SHARE,  # its operating point
     "answers-#-of-class-#": COUNT,  # images of the second class # for which the answer is the first
     "images-in-bin-#": COUNT,

@@ -35,12 +35,10 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
     files = [text for text in texts if text.endswith(".toml")]
     if files and len(texts) > 1:
         raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
-    from flwr.common.config import flatten_dict  # imports an HTTP client
-
     where = f"--run-config names {files[0]}, which" if files else "--run-config"
     try:
         text = _read(expand(files[0])) if files else _toml(" ".join(texts))
-        return dict(flatten_dict(parse_toml(text)))
+        return _flat(text)
     except (OSError, ValueError) as error:
         raise SettingsError(f"{where} cannot be read: {reason_of(error)}") from error
 
@@ -52,15 +50,22 @@ def read_config(path: Path) -> dict[str, Any]:
         OSError: The file cannot be read.
         FileError: The file has no settings.
     """
-    from flwr.common.config import flatten_dict  # imports an HTTP client
-
     try:
-        text = read_text(path, MOST)
-        return dict(from_value(flatten_dict(parse_toml(text)), dict[str, Value]))
+        return dict(from_value(_flat(read_text(path, MOST)), dict[str, Value]))
     except FileError:
         raise
     except ValueError as error:
         raise FileError(f"{path} has no settings of a run: {error}.") from error
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """The values in a text of TOML, by their keys with dots."""
+    from flwr.common.config import flatten_dict  # imports an HTTP client
+
+    try:
+        return dict(flatten_dict(parse_toml(text)))
+    except RecursionError:
+        raise ValueError("a key has too many dots") from None
 
 
 def _read(file: Path) -> str:
@@ -89,4 +94,4 @@ def _toml(text: str) -> str:
             ) from None
     if rest := _PAIR.sub("", text).strip():
         raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
-    return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))
+    return "\n".join(f"{key} = {value}" for key, value in first.items())

@@ -37,10 +37,11 @@ def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> S
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ShapeError(f"it has more than {MOST_VALUES} values")
     try:
-        value = json.loads(text)
+        found: ShapeT = from_value(json.loads(text), shape, any_version=any_version)
+    except ShapeError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise ShapeError(f"it is no JSON ({error})") from error
-    found: ShapeT = from_value(value, shape, any_version=any_version)
+        raise ShapeError(f"it is no JSON that can be read ({error})") from error
     return found
 
 
@@ -79,15 +80,12 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
         if is_typeddict(kind):
             return {**value, **given}
         return kind(**{**{key: _empty(known[key]) for key in needed}, **given})
-    if kind in (list, Sequence, set):
+    if kind in (list, Sequence, set, tuple):
         _require(isinstance(value, list | tuple), value, place, "a list")
-        items = [convert(item, number, inner[0]) for number, item in enumerate(value)]
-        return set(items) if kind is set else items
-    if kind is tuple:
-        _require(isinstance(value, list | tuple), value, place, "a list")
-        of = inner[:1] * len(value) if inner[-1] is ... else inner
+        of = inner if kind is tuple and inner[-1] is not ... else inner[:1] * len(value)
         _require(len(value) == len(of), value, place, f"a list of {len(of)}")
-        return tuple(convert(*each) for each in zip(value, range(len(of)), of, strict=True))
+        items = [convert(*each) for each in zip(value, range(len(of)), of, strict=True)]
+        return items if kind is Sequence else kind(items)
     if kind in (dict, Mapping):
         _require(isinstance(value, dict), value, place, "an object")
         _require(all(map(_is_whole, value)), value, place, "an object with keys in Unicode")

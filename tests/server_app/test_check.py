@@ -18,9 +18,10 @@ from server_app.check import check
 from server_app.notices import notices
 from server_app.results import Results
 from strategies.protocol.code import code_hash
+from strategies.protocol.files import FileError
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
-from strategies.protocol.run_config import changes_of
+from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import NETWORKS, context, write_archive
@@ -247,6 +248,11 @@ def test_a_file_is_read_as_flower_reads_it(tmp_path):
     with pytest.raises(SettingsError, match="takes either"):
         changes_of([str(path), "seed=1"])
     assert changes_of([]) == {}
+    path.write_text("a." * 3000 + "b = 1\n")
+    with pytest.raises(SettingsError, match="a key has too many dots"):
+        changes_of([str(path)])
+    with pytest.raises(FileError, match="a key has too many dots"):
+        read_config(path)
     assert complete({}) == defaults()
 
 

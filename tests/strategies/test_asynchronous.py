@@ -541,7 +541,11 @@ def test_a_record_that_does_not_fit_is_refused(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(SettingsError, match=r"'async.replay' is .* result directory"):
             done(settings(async__replay=str(place)))
-    lines = (path / "metrics.jsonl").read_text().splitlines()
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(text.replace('"ok"', '"nice"'))
+    with pytest.raises(SettingsError, match=r"'async.replay' is .* outcome 'nice'"):
+        done(settings(num_server_rounds=3, async__replay=str(path)))
+    lines = text.splitlines()
     joined = next(line for line in lines if '"query.prepare"' in line).replace("h0", "h9")
     first = next(k for k, line in enumerate(lines) if '"train"' in line)
     lines.insert(first + 1, joined)

@@ -63,6 +63,7 @@ def test_a_table_in_a_file(tmp_path):
         ("graz,active,active\nlinz,active,away\n", "'linz' needs one of"),
         ("graz,active,active\nlinz,left,active\n", "'linz' comes back"),
         ("graz,active,left\nlinz,active,left\n", "no hospital is active in task 2"),
+        ("graz,active,left\nlinz,active,active\ngraz ,active,active\n", "'graz' has two lines"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path, text, reason):

@@ -89,6 +89,12 @@ def test_what_is_no_json_is_named(text):
         from_json(text, Whole)
 
 
+def test_values_within_values_without_end_are_named():
+    deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+    with pytest.raises(ShapeError, match="recursion"):
+        from_json(deep, dict[str, Any])
+
+
 def test_values_are_counted_before_they_take_memory(monkeypatch):
     monkeypatch.setattr(shapes, "MOST_VALUES", 1000)
     monkeypatch.setattr(json, "loads", lambda text: pytest.fail("It was read."))
