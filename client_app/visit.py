@@ -22,7 +22,7 @@ from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
-from learning.learners.prototypes import FedSpace, require_rotation_network
+from learning.learners.prototypes import FedSpace
 from learning.learners.sums import Sums
 from learning.packing import pack_memory, pack_optimizer
 from learning.randomness import secret_rng
@@ -201,10 +201,9 @@ class Visit:
                 # DP-SGD's guarantee does not cover them.
                 if not request.hospital.settings.train.dp.noise_multiplier:
                     figures |= disclosure.loss_figures(model, self.network)
-                if sums and request.order.images == "own":
-                    self.memory = disclosure.prototypes(
-                        model, require_rotation_network(self.network)
-                    )
+                own_images = request.order.images == "own"
+                if sums and own_images and isinstance(self.learner, FedSpace):
+                    self.memory = disclosure.prototypes(model, self.learner.model)
             if request.order.test:
                 images = request.hospital.data.test.images
                 scores = probabilities(self.network, images, request.clock.deadline)

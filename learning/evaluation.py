@@ -1,7 +1,6 @@
 """The test performance of a model at a hospital. Only the figures leave this file."""
 
 import time
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -34,10 +33,9 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     return torch.cat(logits).softmax(dim=1)
 
 
-def split(images: Tensor) -> Sequence[Tensor]:
+def split(images: Tensor) -> tuple[Tensor, ...]:
     """Images [n, ...], cut into batches of `batch_size`."""
-    batches: Sequence[Tensor] = images.split(batch_size(prod(images.shape[1:])))
-    return batches
+    return torch.split(images, batch_size(prod(images.shape[1:])))
 
 
 def batch_size(values: int) -> int:

@@ -11,29 +11,16 @@ there is no KL term.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.errors import ModelError
 from learning.evaluation import split
 from learning.learners.plain import Learner
 from learning.models.embedding import EmbeddingNetwork
 from learning.samples import Samples
 from learning.settings import EmbeddingSettings
 from learning.stream import add_task, draw_rows, earlier_samples, replay_size
-from strategies.protocol.settings import Settings
-
-
-def embedding(model: nn.Module) -> EmbeddingNetwork:
-    """The network, as one with an encoder.
-
-    Raises:
-        ModelError: The network has no encoder.
-    """
-    if not isinstance(model, EmbeddingNetwork):
-        raise ModelError("The network has no encoder: set 'model' to vee or ebr.")
-    return model
 
 
 class _EmbeddingLearner(Learner):
@@ -41,24 +28,12 @@ class _EmbeddingLearner(Learner):
 
     tables = (("filver", EmbeddingSettings),)
     own: EmbeddingSettings
-
-    @property
-    def network(self) -> EmbeddingNetwork:
-        """The network.
-
-        Raises:
-            ModelError: It has no encoder.
-        """
-        return embedding(self.model)
-
-    @classmethod
-    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without an encoder."""
-        embedding(model)
+    needs = (EmbeddingNetwork, "The network has no encoder: set 'model' to vee or ebr.")
+    model: EmbeddingNetwork
 
     def classify(self, embeddings: Tensor, draws: Draws) -> Tensor:
         """Embeddings [N, P, d] -> logits [N, K]."""
-        logits: Tensor = self.network.classifier(draw(embeddings, draws))
+        logits: Tensor = self.model.classifier(draw(embeddings, draws))
         return logits
 
 
@@ -69,7 +44,7 @@ class Encoding(_EmbeddingLearner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch of images [N]."""
-        embeddings = self.network.embed(draws.view(batch.images))
+        embeddings = self.model.embed(draws.view(batch.images))
         loss = self.cross_entropy(self.classify(embeddings, draws), batch.labels)
         return loss + self.own.beta * divergence(embeddings)
 
@@ -87,7 +62,7 @@ class FilVer(Rehearsal):
 
     def begin_visit(self) -> None:
         """Encode the images once: the encoder is not trained."""
-        self.samples = encode(self.network, self.samples)
+        self.samples = encode(self.model, self.samples)
         self.kept = earlier_samples(self.received.rehearsal, self.received.task)
         share, seed, task = self.own.share, self.settings.seed, self.received.task
         self.chosen = draw_rows(len(self.samples), share, seed, task)

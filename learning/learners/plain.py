@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from learning.augmentation import Draws
 from learning.balance import class_weights, focal_losses
+from learning.errors import ModelError
 from learning.samples import Samples
 from learning.settings import ReservoirSettings
 from strategies.protocol.settings import Settings
@@ -48,6 +49,7 @@ class Learner:
         samples: The images of an epoch.
         tables: The settings that the learner reads: each table's name and frozen dataclass.
         own: The settings of the first table.
+        needs: The kind of network that the learner trains, and the refusal of others.
         optimizer: The optimizer's state after training, if it travels (training.py writes it).
         archive: The setting for a file of public images, if the learner uses one.
         warm_up: Epochs before the first of the visit, with the numbers 0 and below.
@@ -58,6 +60,7 @@ class Learner:
 
     tables: tuple[tuple[str, type[Any]], ...] = ()
     own: Any
+    needs: tuple[type[nn.Module], str] = nn.Module, ""
     archive = ""
     warm_up = 0
     withholds = True
@@ -67,6 +70,7 @@ class Learner:
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
     ) -> None:
+        self._check_kind(model)
         self.model, self.samples = model, samples
         self.settings, self.received = settings, received
         self.optimizer: Mapping[str, Tensor] = {}
@@ -124,14 +128,21 @@ class Learner:
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse, before the first hop, a network or settings that no visit can use; here none.
+        """Refuse, before the first hop, a network or settings that no visit can use.
 
-        The network may be on the device `meta`.
+        Here it is a network of another kind. The network may be on the device `meta`.
 
         Raises:
             ModelError: The learner cannot train such a network.
             SettingsError: The learner cannot train with such settings.
         """
+        cls._check_kind(model)
+
+    @classmethod
+    def _check_kind(cls, model: nn.Module) -> None:
+        kind, refusal = cls.needs
+        if not isinstance(model, kind):
+            raise ModelError(refusal)
 
     @classmethod
     def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:

@@ -40,7 +40,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.errors import ModelError
 from learning.evaluation import split
 from learning.learners.plain import Learner, Received
 from learning.models.rotation import TURNS, RotationNetwork
@@ -58,6 +57,12 @@ class Pass(Learner):
 
     tables: tuple[tuple[str, type], ...] = (("pass", PrototypeSettings),)
     own: PrototypeSettings
+    needs = (
+        RotationNetwork,
+        "The learner turns images, and the model has no outputs for them: set 'model' to "
+        "rotation-mlp, rotation-cnn or rotation-resnet18.",
+    )
+    model: RotationNetwork
 
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
@@ -70,10 +75,8 @@ class Pass(Learner):
         """Find the classes that the hospital has seen, and the prototypes.
 
         Raises:
-            ModelError: The network has no outputs for rotated images.
             ParcelError: The kept prototypes have features of another network.
         """
-        self.network = require_rotation_network(self.model)
         none = self._empty_prototypes()
         self.kept = self.received.rehearsal or none
         check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
@@ -86,19 +89,19 @@ class Pass(Learner):
 
     def _empty_prototypes(self) -> dict[str, Tensor]:
         """Empty prototypes: means [K, d], numbers of images [K], and r."""
-        head = self.network.head
+        head = self.model.head
         means = head.weight.new_zeros(head.out_features // TURNS, head.in_features)
         return {"means": means, "counts": means[:, 0].clone(), "radius": means.new_zeros(())}
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch of images [N]."""
         images, labels = turn(draws.view(batch.images), batch.labels)
-        features = self.network.features(images)  # [4N, d]
-        logits = self.network.head(features).masked_fill(self.unseen, -torch.inf)
+        features = self.model.features(images)  # [4N, d]
+        logits = self.model.head(features).masked_fill(self.unseen, -torch.inf)
         loss = self.cross_entropy(logits / self.own.temperature, labels)
         if len(self.augmented) and self.own.prototype_weight:
             near, classes = self.sample_around(self.augmented, draws)
-            logits = self.network.head(near) / self.own.temperature
+            logits = self.model.head(near) / self.own.temperature
             near_loss = functional.cross_entropy(logits, TURNS * classes)
             loss = loss + self.own.prototype_weight * near_loss
         return loss + self.extra_loss(features[: len(batch)], batch.labels, draws)
@@ -118,7 +121,7 @@ class Pass(Learner):
     @cached_property
     def new_prototypes(self) -> dict[str, Tensor]:
         """The prototypes of the task's classes, from the trained model."""
-        return class_prototypes(self.network, self.samples, len(self.kept["counts"]))
+        return class_prototypes(self.model, self.samples, len(self.kept["counts"]))
 
     def rehearsal(self) -> Mapping[str, Tensor]:
         """The prototypes of all seen classes, r, and the task in which r is measured."""
@@ -133,11 +136,6 @@ class Pass(Learner):
             "radius": new["radius"] if first == task else old["radius"],
             "task": torch.tensor(first),
         }
-
-    @classmethod
-    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without outputs for rotated images."""
-        require_rotation_network(model)
 
 
 class FedSpace(Pass):
@@ -176,20 +174,6 @@ class FedSpace(Pass):
         if self.received.leg == REWIND:
             return {}
         return self.new_prototypes | {"radius": self.rehearsal()["radius"]}
-
-
-def require_rotation_network(model: nn.Module) -> RotationNetwork:
-    """The network, as one with outputs for rotated images.
-
-    Raises:
-        ModelError: The network has no such outputs.
-    """
-    if not isinstance(model, RotationNetwork):
-        raise ModelError(
-            "The learner turns images, and the model has no outputs for them: set 'model' to "
-            "rotation-mlp, rotation-cnn or rotation-resnet18."
-        )
-    return model
 
 
 def turn(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.errors import ModelError
 from learning.learners.agem import AGEM
 from learning.learners.derpp import DER, DERpp
 from learning.learners.er import ER
@@ -75,33 +74,47 @@ WRAPPED: dict[str, type[Learner]] = {
 }
 
 
-class SER(Learner):
+class _SaliencyLearner(Learner):
+    """A learner of a saliency network, with an oracle."""
+
+    tables: tuple[tuple[str, type], ...] = (("ser", SERSettings),)
+    own: SERSettings
+    needs = (
+        SaliencyNetwork,
+        "The network has no saliency network: set 'model' to ser-cnn or ser-resnet18.",
+    )
+    model: SaliencyNetwork
+
+    def begin_visit(self) -> None:
+        """Open the oracle."""
+        self.oracle = open_oracle(self.own.oracle, self.samples)
+
+
+class SER(_SaliencyLearner):
     """The saliency loss, and another learner of the classifier that the saliency network modulates.
 
     Raises:
-        ModelError: The network has no saliency network.
         SettingsError: The oracle's file cannot be used, or lacks images of the hospital.
     """
 
-    tables = (("ser", SERSettings), ("reservoir", ReservoirSettings))
-    own: SERSettings
+    tables = (*_SaliencyLearner.tables, ("reservoir", ReservoirSettings))
 
     def begin_visit(self) -> None:
         """Begin the wrapped learner's visit; get the oracle, and an optimizer for saliency."""
-        self.network = modulate(self.model)
         wrapped = WRAPPED[self.own.learner]
         self.wrapped = wrapped(self.model, self.samples, self.settings, self.received)
         self.warm_up = self.wrapped.warm_up
-        self.oracle = open_oracle(self.own.oracle, self.samples)
+        super().begin_visit()
         rate = self.own.learning_rate
-        encoder: dict[str, Any] = {
-            "params": list(self.network.encoder.parameters()),
-            "lr": rate * ENCODER_RATE,
-            "weight_decay": DECAY * ENCODER_DECAY,
-        }
-        decoder: dict[str, Any] = {"params": list(self.network.decoder.parameters())}
+        slower: dict[str, Any] = {"lr": rate * ENCODER_RATE, "weight_decay": DECAY * ENCODER_DECAY}
         self.saliency = torch.optim.SGD(
-            [decoder, encoder], lr=rate, momentum=MOMENTUM, weight_decay=DECAY
+            [
+                {"params": [*self.model.decoder.parameters()]},
+                {"params": [*self.model.encoder.parameters()], **slower},
+            ],
+            lr=rate,
+            momentum=MOMENTUM,
+            weight_decay=DECAY,
         )
 
     @classmethod
@@ -120,7 +133,7 @@ class SER(Learner):
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a saliency network, or one that the wrapped learner refuses."""
-        modulate(model)
+        super().check_suited(model, settings)
         WRAPPED[cls.check(settings).learner].check_suited(model, settings)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -129,26 +142,26 @@ class SER(Learner):
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The classifier; the saliency network has an optimizer of its own."""
-        return self.network.classifier_parameters()
+        return self.model.classifier_parameters()
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """A step of the saliency network; then the wrapped learner's loss of the batch [N]."""
         known: list[Tensor] = []
-        if self.network.training:  # not in a warm-up
+        if self.model.training:  # not in a warm-up
             state = draws.generator.get_state()
             images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
-            seen, features = self.network.look(images)
+            seen, features = self.model.look(images)
             known = [*features, seen]
             self.saliency.zero_grad()
             divergence(maps, seen).backward()
             self.saliency.step()
             draws.generator.set_state(state)  # the wrapped learner has the same view
-        with self.network.remember(known):
+        with self.model.remember(known):
             return self.wrapped.observe(batch, draws)
 
     def before_step(self) -> None:
         """The wrapped learner's work before a step."""
-        with self.network.remember([]):
+        with self.model.remember([]):
             self.wrapped.before_step()
 
     def after_step(self) -> None:
@@ -160,46 +173,20 @@ class SER(Learner):
         return self.wrapped.rehearsal()
 
 
-class Saliency(Learner):
+class Saliency(_SaliencyLearner):
     """The saliency loss alone, without labels: it trains a saliency network for `pretrained`.
 
     The classifier does not change. The optimizer is that of `train`.
     """
 
-    tables = (("ser", SERSettings),)
-    own: SERSettings
-
-    def begin_visit(self) -> None:
-        """Get the oracle."""
-        self.network = modulate(self.model)
-        self.oracle = open_oracle(self.own.oracle, self.samples)
-
-    @classmethod
-    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without a saliency network."""
-        modulate(model)
-
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """Encoder and decoder."""
-        return [*self.network.encoder.parameters(), *self.network.decoder.parameters()]
+        return [*self.model.encoder.parameters(), *self.model.decoder.parameters()]
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """L_s of a batch [N]."""
         images, maps = draws.view_alike(batch.images, self.oracle(batch.images))
-        return divergence(maps, self.network.look(images)[0])
-
-
-def modulate(model: nn.Module) -> SaliencyNetwork:
-    """The network, as one with a saliency network.
-
-    Raises:
-        ModelError: The network has none.
-    """
-    if not isinstance(model, SaliencyNetwork):
-        raise ModelError(
-            "The network has no saliency network: set 'model' to ser-cnn or ser-resnet18."
-        )
-    return model
+        return divergence(maps, self.model.look(images)[0])
 
 
 def divergence(wanted: Tensor, seen: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from client_app.release.disclosure import WORST, Exact, Noised, open_disclosure
 from client_app.release.noise import COARSEST, Noise, effects, step_of
 from client_app.store import Store
 from learning.evaluation import count_right, score
-from learning.learners.prototypes import require_rotation_network
 from learning.models import Architecture
 from strategies.protocol.order import Order
 from tests.fakes import settings
@@ -286,7 +285,7 @@ def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
     labels, groups = [0] * 14 + [1] * 40, [*range(14), *(100 + k % 9 for k in range(40))]
     few = "figures.max-models = 1\n"
     torch.manual_seed(0)
-    network = require_rotation_network(Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build())
+    network: Any = Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build()
     figures = of(tmp_path, labels, groups, few)
     figures.noise = Noise(b"secret")  # by chance noise may cancel a mean
     told = figures.prototypes("m", network)
@@ -310,7 +309,7 @@ def test_one_patient_of_many_images_moves_a_mean_once_and_not_far(bright, tmp_pa
     figures = of(tmp_path, labels, groups, "figures.max-models = 1\n", classes=1)
     figures.noise = Noise(b"secret")
     figures.data.train.pixels[torch.tensor(groups) == 0] = 255
-    network = require_rotation_network(Architecture("rotation-mlp", 1, 2, 2, 1, (4,)).build())
+    network: Any = Architecture("rotation-mlp", 1, 2, 2, 1, (4,)).build()
     with torch.no_grad():
         network.get_parameter("body.1.weight").copy_(bright * torch.eye(4))
         network.get_parameter("body.1.bias").zero_()
