@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from learning.errors import ModelError
-from learning.models import Architecture
+from learning.models import Architecture, layout
 from learning.packing import check_layout
 from strategies.protocol.archive import MOST
 from strategies.protocol.code import code_hash
@@ -207,7 +207,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
     """
     state, manifest = read_state(path)
     # Before the network is built: a file may describe a huge one.
-    check_layout(state, manifest.network.layout, f"The model of lineage '{manifest.lineage}'")
+    check_layout(state, layout(manifest.network), f"The model of lineage '{manifest.lineage}'")
     if not all(weights.isfinite().all() for weights in state.values()):
         raise ModelError(
             f"The model of lineage '{manifest.lineage}' has weights that are no finite numbers."

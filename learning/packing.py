@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from torch import Tensor, nn
 
 from learning.errors import DivergedError
-from learning.models import Architecture
+from learning.models import Architecture, layout
 from learning.samples import Samples
 from strategies.protocol.archive import values_of
 from strategies.protocol.optimizer import flaw_of_state
@@ -126,47 +126,25 @@ def unpack_network(
     """
     model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
     arrived = {name: values_of(array) for name, array in model.items()}
-    state = {
-        name: _to_32_bits(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()
-    }
+    state = {name: torch.from_numpy(each) for name, each in {**arrived, **local}.items()}
+    halves = {name: each for name, each in state.items() if each.dtype == torch.float16}
+    state |= {name: each.float() for name, each in halves.items()}
     what = f"The model of lineage '{manifest.lineage}'"
-    check_layout(state, layout(manifest.architecture), what)
+    architecture = Architecture.from_json(manifest.architecture)
+    check_layout(state, layout(architecture), what)
     _check_sound(state, what)
-    network, weights = _network(manifest.architecture, device)
+    network, weights = _network(architecture, device)
     for name, tensor in weights.items():  # `load_state_dict` would take ten times as long
         tensor.copy_(state[name])
     return network
 
 
-def _to_32_bits(tensor: Tensor) -> Tensor:
-    """A tensor, in 32 bits if it travelled in 16."""
-    return tensor.float() if tensor.dtype == torch.float16 else tensor
-
-
-@lru_cache(maxsize=8)
-def layout(architecture: str) -> dict[str, Tensor]:
-    """The state dict of an architecture (JSON), without memory for it.
-
-    Raises:
-        ModelError: There is no such network.
-    """
-    return Architecture.from_json(architecture).layout
-
-
-@lru_cache(maxsize=8)
-def activations(architecture: Architecture) -> tuple[int, int]:
-    """`Architecture.activations`, from a cache.
-
-    Raises:
-        ModelError: The network cannot train on such images.
-    """
-    return architecture.activations()
-
-
 @lru_cache(maxsize=2)  # a simulated hospital serves many visits
-def _network(architecture: str, device: torch.device) -> tuple[nn.Module, dict[str, Tensor]]:
+def _network(
+    architecture: Architecture, device: torch.device
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """A network, and its state dict, which shares the network's memory."""
-    network = Architecture.from_json(architecture).blank().to(device)
+    network = architecture.blank().to(device)
     return network, network.state_dict()
 
 
@@ -204,17 +182,12 @@ def pack_buffer(samples: Samples, dossier: str) -> ArrayRecord:
     if samples.pixels.is_floating_point():
         arrays["features"] = samples.images.flatten(1).cpu().numpy()
     else:
-        arrays["images"] = _picture(samples)
+        channels, _, width = samples.shape
+        column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
+        file = BytesIO()
+        Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
+        arrays["images"] = np.frombuffer(file.getvalue(), dtype=np.uint8)
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
-
-def _picture(samples: Samples) -> NDArray[np.uint8]:
-    """The bytes of a PNG picture, with the images one below the other."""
-    channels, _, width = samples.shape
-    column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
-    file = BytesIO()
-    Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
-    return np.frombuffer(file.getvalue(), dtype=np.uint8)
 
 
 def dossier_hash(record: ArrayRecord) -> str:

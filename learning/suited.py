@@ -7,8 +7,7 @@ before a visit. A learner declares its needs in `tables` and `check_suited`.
 from learning.augmentation import check_augmentation
 from learning.dp_sgd import check_network
 from learning.learners import LEARNERS
-from learning.models import Architecture
-from learning.packing import activations
+from learning.models import Architecture, activations
 from strategies.protocol.settings import Settings
 
 

@@ -58,20 +58,20 @@ class Sums:
     seconds: Tensor  # upper triangles of the sums of z zᵀ, row by row, int64 [K, t]
 
     def __add__(self, other: "Sums") -> "Sums":
-        return self._map(lambda own, its: own + its, other)
+        return self._map(torch.add, other)
 
     def __sub__(self, other: "Sums") -> "Sums":
-        return self._map(lambda own, its: own - its, other)
+        return self._map(torch.sub, other)
 
     def __mul__(self, times: int) -> "Sums":
-        return self._map(lambda own, _: own * times, self)
+        return self._map(lambda own: own * times)
 
-    def _map(self, change: Callable[[Tensor, Tensor], Tensor], other: "Sums") -> "Sums":
-        return Sums(**{name: change(own, vars(other)[name]) for name, own in vars(self).items()})
+    def _map(self, change: Callable[..., Tensor], *others: "Sums") -> "Sums":
+        return Sums(*map(change, *(vars(each).values() for each in (self, *others))))
 
     def select(self, classes: Tensor) -> "Sums":
         """The sums of some classes, bool [K]; those of other classes are 0."""
-        return self._map(lambda own, _: own * classes.view(-1, *[1] * (own.dim() - 1)), self)
+        return self._map(lambda own: own * classes.view(-1, *[1] * (own.dim() - 1)))
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
         """The sums as arrays, by name."""
@@ -251,26 +251,10 @@ def choose(
     `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
     values of λ, `kappas` of κ. `noise` is as in `solve`.
     """
-    pairs = [*product(sorted(kappas), sorted(ridges, reverse=True))]
-    if len(pairs) > 1:
-        answers = _answers(others, own, sorted(kappas), sorted(ridges, reverse=True), rng, noise)
-        present = own.labels.unique()
-        right = (answers.flatten(0, 1) == own.labels).double()  # [pairs, n]
-        recalls = torch.stack([right[:, own.labels == c].mean(dim=1) for c in present])
-        pairs = [pairs[int(recalls.mean(dim=0).argmax())]]  # the first of equals
-    ((kappa, ridge),) = pairs
-    return ridge, kappa
-
-
-def _answers(
-    others: Sums,
-    own: Images,
-    kappas: Sequence[int],
-    ridges: Sequence[float],
-    rng: np.random.Generator,
-    noise: float,
-) -> Tensor:
-    """The class of each image by the classifier of its fold: [κ, λ, n]."""
+    kappas, ridges = sorted(kappas), sorted(ridges, reverse=True)
+    pairs = [*product(kappas, ridges)]
+    if len(pairs) == 1:
+        return ridges[0], kappas[0]
     folds = torch.from_numpy(rng.permutation(own.patients.max() + 1)[own.patients] % FOLDS)
     answers = torch.zeros(len(kappas), len(ridges), len(folds), dtype=torch.int64)
     for fold in range(FOLDS):
@@ -281,17 +265,20 @@ def _answers(
             for m, ridge in enumerate(ridges):
                 head = _classifier(*equations, ridge, noise)
                 answers[k, m, held] = head.scores(seen).argmax(dim=1)
-    return answers
+    right = (answers.flatten(0, 1) == own.labels).double()  # [pairs, n]
+    recalls = torch.stack([right[:, own.labels == c].mean(dim=1) for c in own.labels.unique()])
+    kappa, ridge = pairs[int(recalls.mean(dim=0).argmax())]  # the first of equals
+    return ridge, kappa
 
 
 def random_mask(like: Sums) -> Sums:
     """Uniform random numbers modulo 2^64 from the system's entropy, in the shapes of `like`."""
 
-    def draw(tensor: Tensor, _: Tensor) -> Tensor:
+    def draw(tensor: Tensor) -> Tensor:
         drawn = bytearray(os.urandom(tensor.numel() * 8))
         return torch.frombuffer(drawn, dtype=torch.int64).view(tensor.shape)
 
-    return like._map(draw, like)
+    return like._map(draw)
 
 
 def random_noise(

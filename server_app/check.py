@@ -97,7 +97,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
     Published weights are not loaded, since that may be a download.
     """
     from learning.errors import ModelError
-    from learning.models import MODELS, Architecture  # imports torch
+    from learning.models import MODELS, Architecture, activations  # imports torch
     from learning.models.preprocessing import IMAGENET, pixels_of
     from learning.models.pretrained import load_pretrained
     from learning.models.taps import last_layer
@@ -116,7 +116,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
                 load_pretrained(network.blank(), network, settings.pretrained)
             if settings.train.freeze == "body":
                 if size:
-                    network.activations()  # the body computes the features
+                    activations(network)  # the body computes the features
                 network = network.head(last_layer(network.skeleton()).in_features)
             check_suited(learner, network, settings, sized=size > 0)
         except ModelError as error:

@@ -15,9 +15,8 @@ from client_app.authority.policy import MachineRules, Policy
 from client_app.errors import DataError
 from client_app.store import GB, disk_used
 from learning.evaluation import batch_size
-from learning.models import Architecture
+from learning.models import Architecture, activations, layout
 from learning.models.rotation import TURNS
-from learning.packing import activations, layout
 from learning.samples import round_up
 from strategies.protocol.records import count_bytes
 
@@ -47,18 +46,17 @@ def check_model(
         ModelError: There is no such network, or it does not support its own image size.
     """
     if policy:
-        size = sum(tensor.nbytes for tensor in layout(architecture).values())
+        network = Architecture.from_json(architecture)
+        size = sum(tensor.nbytes for tensor in layout(network).values())
         policy.models.uphold("max-megabytes", size / MB)
         weights = (COPIES + copies) * size
-        needed = count_bytes(content) + weights + _activation_bytes(architecture, batch)
-        network = Architecture.from_json(architecture)
+        needed = count_bytes(content) + weights + _activation_bytes(network, batch)
         needed += kept * network.channels * network.height * network.width
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 
-def _activation_bytes(architecture: str, batch: int) -> int:
+def _activation_bytes(network: Architecture, batch: int) -> int:
     """Bytes of the activations of a network for a batch of images."""
-    network = Architecture.from_json(architecture)
     kept, largest = activations(network)
     at_a_time = batch_size(network.channels * network.height * network.width)
     # Training counts twice, for a replayed batch or the gradients; rotation networks take an image
@@ -75,7 +73,7 @@ def check_pass(machine: MachineRules | None, network: Architecture, images: int)
         ModelError: The network does not support such images.
     """
     if machine:
-        weights = sum(tensor.nbytes for tensor in network.layout.values())
+        weights = sum(tensor.nbytes for tensor in layout(network).values())
         needed = weights + 3 * images * activations(network)[1]  # 3: see `_activation_bytes`
         machine.uphold("max-memory-gb", needed / GB)
 

@@ -130,43 +130,6 @@ class Architecture:
         whole = self.to_json()
         return Architecture(HEAD, features, 1, 1, self.classes, pixels="features", whole=whole)
 
-    @property
-    def layout(self) -> dict[str, torch.Tensor]:
-        """The state dict of the network's skeleton."""
-        return self.skeleton().state_dict()
-
-    def activations(self) -> tuple[int, int]:
-        """Bytes that training keeps for an image until the backward pass: all, and the largest.
-
-        They are counted on the device `meta`: a pass there computes shapes and takes no memory.
-
-        Raises:
-            ModelError: The model cannot train on such images; the message gives torch's reason.
-        """
-        images = torch.empty((2, *self.image_shape), dtype=torch.uint8, device="meta")
-        kept: list[torch.Tensor] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            kept.append(tensor)
-            return tensor
-
-        try:
-            with NoMemory():
-                network = self.build()
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                network.to("meta")(images)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0].rstrip(".!")
-            size = f"{self.channels}x{self.height}x{self.width}"
-            raise ModelError(
-                f"The model {self.name!r} cannot take {size} images: {reason}. "
-                "Choose another model or image-size."
-            ) from error
-        weights = {each.untyped_storage()._cdata for each in network.state_dict().values()}
-        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in kept}
-        sizes = [each.nbytes() // 2 for key, each in storages.items() if key not in weights]
-        return sum(sizes), max(sizes, default=0)
-
     def to_json(self) -> str:
         """The description as JSON; without the facts of frozen networks if there are none."""
         facts = asdict(self)
@@ -191,6 +154,50 @@ class Architecture:
 @lru_cache(maxsize=8)  # every arriving model has a description
 def _from_json(text: str) -> Architecture:
     return from_json(text, Architecture)
+
+
+@lru_cache(maxsize=8)
+def layout(architecture: Architecture) -> dict[str, torch.Tensor]:
+    """The state dict of a network, without memory for it.
+
+    Raises:
+        ModelError: There is no such network.
+    """
+    return architecture.skeleton().state_dict()
+
+
+@lru_cache(maxsize=8)
+def activations(architecture: Architecture) -> tuple[int, int]:
+    """Bytes that training keeps for an image until the backward pass: all, and the largest.
+
+    They are counted on the device `meta`: a pass there computes shapes and takes no memory.
+
+    Raises:
+        ModelError: The model cannot train on such images; the message gives torch's reason.
+    """
+    images = torch.empty((2, *architecture.image_shape), dtype=torch.uint8, device="meta")
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    try:
+        with NoMemory():
+            network = architecture.build()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            network.to("meta")(images)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".!")
+        size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
+        raise ModelError(
+            f"The model {architecture.name!r} cannot take {size} images: {reason}. "
+            "Choose another model or image-size."
+        ) from error
+    weights = {each.untyped_storage()._cdata for each in network.state_dict().values()}
+    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in kept}
+    sizes = [each.nbytes() // 2 for key, each in storages.items() if key not in weights]
+    return sum(sizes), max(sizes, default=0)
 
 
 MODELS: dict[str, Callable[[Architecture], nn.Module]] = {

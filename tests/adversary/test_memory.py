@@ -24,7 +24,7 @@ from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
 from learning import packing
 from learning.errors import ModelError
-from learning.models import Architecture, torchvision_names
+from learning.models import Architecture, activations, layout, torchvision_names
 from learning.packing import unpack_buffer, unpack_network
 from learning.samples import Samples
 from strategies.protocol import archive
@@ -82,10 +82,10 @@ def test_the_layout_of_a_network_is_that_of_the_network(name):
     """Of all that torchvision has: what is counted without memory is what would be built."""
     architecture = Architecture(name, 1, 224, 224, 3)
     built = architecture.blank().state_dict()
-    layout = architecture.layout
-    assert list(layout) == list(built)
+    found = layout(architecture)
+    assert list(found) == list(built)
     for key, tensor in built.items():
-        assert (layout[key].shape, layout[key].dtype) == (tensor.shape, tensor.dtype)
+        assert (found[key].shape, found[key].dtype) == (tensor.shape, tensor.dtype)
 
 
 def test_the_policy_bounds_a_model():
@@ -120,7 +120,7 @@ def test_what_a_network_computes_is_known_before_it_is_built(name):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = network(images)
     real = sum(each.nbytes() for pointer, each in kept.items() if pointer not in weights)
-    assert 4 * architecture.activations()[0] == pytest.approx(real, rel=0.15)
+    assert 4 * activations(architecture)[0] == pytest.approx(real, rel=0.15)
     assert output.shape == (4, 2)
 
 

@@ -11,7 +11,6 @@ from client_app.app import app
 from client_app.authority import node_config
 from client_app.authority.ledger import path_of, read
 from client_app.release import buffer
-from learning.models import Architecture
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -95,7 +94,8 @@ def test_a_hospital_that_was_not_asked_to_enrol_builds_no_network_that_is_too_la
     tmp_path, monkeypatch
 ):
     place = deployed(tmp_path, **{**RWT, "mlp__hidden": "60000,60000"})  # 14 GB
-    monkeypatch.setattr(Architecture, "activations", None)  # refused before a pass through it
+    # It is refused before a pass through it.
+    monkeypatch.setattr("client_app.authority.limits.activations", None)
     answer = ask(place, "query.prepare")
     assert answer.error.code == Failure.POLICY
     assert "models.max-megabytes" in last_failure(tmp_path)["rule"]

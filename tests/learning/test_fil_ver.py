@@ -10,7 +10,7 @@ from learning.errors import ModelError
 from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, draw, encode
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Plain, Received
-from learning.models import Architecture
+from learning.models import Architecture, activations, layout
 from learning.randomness import use_seed
 from learning.samples import Samples
 from learning.stream import add_task, draw_rows, earlier_samples
@@ -182,9 +182,9 @@ def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
     with pytest.raises(ModelError, match="has no encoder"):
         Rehearsal(plain, spots(4, 1), CONFIG, Received()).observe(spots(4, 1), draws(0))
     with pytest.raises(ModelError, match="16 pixels or more a side"):
-        Architecture("vee", 1, 15, 28, 10).activations()
+        activations(Architecture("vee", 1, 15, 28, 10))
     vee = Architecture("vee", 1, 28, 28, 10)
-    shapes = {name: tuple(value.shape) for name, value in vee.layout.items()}
+    shapes = {name: tuple(value.shape) for name, value in layout(vee).items()}
     assert shapes["encoder.body.0.weight"] == (32, 1, 5, 5)
     assert shapes["encoder.body.7.weight"] == (1000, 64 * 4 * 4)
     assert shapes["encoder.heads.1.weight"] == (256, 1000)

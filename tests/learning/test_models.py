@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from learning.errors import ModelError
-from learning.models import Architecture, torchvision_names
+from learning.models import Architecture, activations, torchvision_names
 from learning.models.pixels import scale_input
 from learning.models.pretrained import load_pretrained
 from learning.models.taps import tap
@@ -174,7 +174,7 @@ def test_an_unknown_model_names_its_neighbours():
 )
 def test_images_that_a_model_cannot_take_are_refused_with_the_reason(name, size, reason):
     with pytest.raises(ModelError) as error:
-        architecture(name, size=size).activations()
+        activations(architecture(name, size=size))
     message = str(error.value)
     assert message.startswith(f"The model '{name}' cannot take 1x{size}x{size} images: {reason}")
     assert message.endswith(". Choose another model or image-size.")
@@ -182,7 +182,7 @@ def test_images_that_a_model_cannot_take_are_refused_with_the_reason(name, size,
 
 @pytest.mark.parametrize(("name", "size"), [("mlp", 8), ("cnn", 8), ("resnet18", 32)])
 def test_images_that_a_model_takes_pass(name, size):
-    architecture(name, size=size).activations()
+    activations(architecture(name, size=size))
 
 
 def test_an_architecture_survives_the_journey():

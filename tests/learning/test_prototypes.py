@@ -10,7 +10,7 @@ from torch import nn
 from learning.errors import ModelError
 from learning.learners.plain import Received
 from learning.learners.prototypes import FedSpace, Pass, class_prototypes, representation, turn
-from learning.models import Architecture
+from learning.models import Architecture, activations, layout
 from learning.models.rotation import RotationNetwork
 from learning.samples import Samples
 from strategies.protocol.records import ParcelError
@@ -98,10 +98,10 @@ def test_a_network_gives_classes_and_has_outputs_for_turns(network):
 
 @pytest.mark.parametrize(("name", "width"), [("rotation-cnn", 128), ("rotation-resnet18", 512)])
 def test_the_features_of_the_networks(name, width):
-    layout = Architecture(name, 1, 32, 32, CLASSES).layout
-    assert layout["head.weight"].shape == (4 * CLASSES, width)
+    found = layout(Architecture(name, 1, 32, 32, CLASSES))
+    assert found["head.weight"].shape == (4 * CLASSES, width)
     if name == "rotation-resnet18":
-        assert layout["body.conv1.weight"].shape == (64, 1, 3, 3)
+        assert found["body.conv1.weight"].shape == (64, 1, 3, 3)
         blank = Architecture(name, 1, 32, 32, CLASSES).blank().to("meta")
         shapes: list[torch.Size] = []
         first = blank.get_submodule("body.layer1")
@@ -112,7 +112,7 @@ def test_the_features_of_the_networks(name, width):
 
 def test_images_that_do_not_fit_when_they_are_turned_are_refused():
     with pytest.raises(ModelError, match="1x8x9 images: images that are turned must be square"):
-        Architecture("rotation-cnn", 1, 8, 9, 2).activations()
+        activations(Architecture("rotation-cnn", 1, 8, 9, 2))
 
 
 def test_pass_by_hand(network):
