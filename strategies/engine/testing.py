@@ -35,13 +35,12 @@ def begin_tests(run: Run, again: Collection[str] = ()) -> None:
     """
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
+    state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
     if again:
         state.under_test = {name: everything[name] for name in again}
-        state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
         return
     chosen = state.after_visits if run.settings.evaluate.cross is True else {}
     state.under_test, state.test_round = {**(chosen or everything)}, state.round
-    state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
     holders = run.strategy.holders(state)
     state.sampled = _sample_tests(run, holders)
     for hospital, model in holders.items():
