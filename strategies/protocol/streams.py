@@ -18,11 +18,12 @@ from strategies.protocol.settings import Settings, rng_for
 def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
     """The task whose images are at a hospital in a round, from 1; 0 if there are no tasks.
 
-    Round 0 counts as 1. Without a hospital it is the task of most, if all have the same order.
+    Round 0 counts as 1, and after the last round the images of the last task stay. Without a
+    hospital it is the task of most, if all have the same order.
     """
     if settings.tasks == 1:
         return 0
-    rounds = max(server_round, 1) - 1
+    rounds = min(max(server_round, 1), settings.num_server_rounds) - 1
     if not hospital or not settings.own_streams:
         return 1 + rounds * settings.tasks // settings.num_server_rounds
     order, ends = _stream(settings, hospital)

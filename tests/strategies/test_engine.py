@@ -796,3 +796,12 @@ def test_a_card_that_makes_no_sense_does_not_end_the_run():
 
     state, _, _ = run(federation(2, h1=Odd("h1")), num_server_rounds=1)
     assert state.hospitals == ["h0"]
+
+
+def test_a_run_in_tasks_that_is_killed_after_its_last_round_can_be_resumed():
+    state, _, _ = run(federation(3), "cwt", num_server_rounds=2, tasks=2, task_cut="permuted")
+    assert state.round == 3
+    chosen = settings(strategy="cwt", num_server_rounds=2, tasks=2, task_cut="permuted")
+    again = Run(chosen, strategy_of(chosen), state, Courier(FakeGrid(federation(3))), Ledger())
+    Engine(again, lambda state: None).go()
+    assert state.ready == 3
