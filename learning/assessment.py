@@ -78,8 +78,7 @@ class Outcome:
     @cached_property
     def answers(self) -> Indices:
         """The most probable class [n]."""
-        answers: Indices = self.scores.argmax(axis=1)
-        return answers
+        return np.asarray(self.scores.argmax(axis=1))
 
     @cached_property
     def confusion(self) -> Floats:
@@ -96,8 +95,7 @@ class Outcome:
     @cached_property
     def confidence(self) -> Floats:
         """The probability of the answer [n]."""
-        confidence: Floats = self.scores.max(axis=1)
-        return confidence
+        return np.asarray(self.scores.max(axis=1))
 
     @cached_property
     def calibration_gap(self) -> Floats:
@@ -160,13 +158,17 @@ class Shares:
         numbers = self.images.sum(axis=1) ** 2 / (self.images**2).sum(axis=1)
         return dict(zip(self.names, numbers, strict=True))
 
-    def correlations(self, names: list[str]) -> Floats:
-        """The correlations of shares in the case of `worth`: of patients with images in both."""
-        rows = self.images[[self.names.index(name) for name in names]]
+    @property
+    def recalls(self) -> list[int]:
+        """The places of the classes' recalls among the shares."""
+        return [place for place, name in enumerate(self.names) if name.startswith("recall-")]
+
+    def correlations(self) -> Floats:
+        """The correlations of recalls in the case of `worth`: of patients with images in both."""
+        rows = self.images[self.recalls]
         products = rows @ rows.T
         scale = np.sqrt(np.diag(products))
-        alike: Floats = products / np.outer(scale, scale)
-        return alike
+        return np.asarray(products / np.outer(scale, scale))
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,24 +236,18 @@ class Sureness:
     def estimate_share(self, name: str, value: float) -> Estimate:
         """The estimate of a share in `Outcome.shares` around a value."""
         shares = self.outcome.shares
-        place, least = shares.names.index(name), shares.worth[name]
-        images = shares.images[place]
-        if self.bootstrap is None:
-            return wilson(value, round_down(least))
-        return _estimate(value, self.bootstrap.shares[:, place], least, images)
+        drawn = self.bootstrap.shares[:, shares.names.index(name)] if self.bootstrap else None
+        return self._estimate(name, value, drawn, shares.worth[name])
 
     def estimate_calibration_error(self, value: float) -> Estimate:
         """The estimate of the expected calibration error around a value."""
-        shares = self.outcome.shares
-        least, images = shares.worth["accuracy"], shares.images[shares.names.index("accuracy")]
-        if self.bootstrap is None:
-            return wilson(value, round_down(least))
-        return _estimate(value, self.bootstrap.calibration_error, least, images)
+        drawn = self.bootstrap.calibration_error if self.bootstrap else None
+        return self._estimate("accuracy", value, drawn, self.outcome.shares.worth["accuracy"])
 
     def estimate_auroc(self, value: float) -> Estimate:
         """The estimate of the mean AUROC over the classes in the test images, around a value."""
         shares, sums = self.outcome.shares, []
-        names = [name for name in shares.names if name.startswith("recall-")]
+        names = [shares.names[place] for place in shares.recalls]
         total = sum(shares.worth[name] for name in names)
         if self.bootstrap is None:
             areas, alike = [value] * len(names), np.ones((len(names), len(names)))
@@ -261,30 +257,39 @@ class Sureness:
         for k, (name, area) in enumerate(zip(names, areas, strict=True)):
             error = auroc_error(area, shares.worth[name], total - shares.worth[name])
             least = area * (1 - area) / error**2 if error else shares.worth[name]
-            if self.bootstrap is None:
-                sums.append(wilson(area, round_down(least)))
-            else:
-                images = shares.images[shares.names.index(name)]
-                sums.append(_estimate(area, self.bootstrap.areas[:, k], least, images, inf))
+            drawn = self.bootstrap.areas[:, k] if self.bootstrap else None
+            sums.append(self._estimate(name, area, drawn, least, inf))
         return combine([1 / len(names)] * len(names), sums, alike)
+
+    def _estimate(
+        self, name: str, value: float, drawn: Floats | None, least: float, most: float | None = None
+    ) -> Estimate:
+        """An estimate over the images of a share, from values in resamples [B] if there are any."""
+        if drawn is None:
+            return wilson(value, round_down(least))
+        shares = self.outcome.shares
+        images = shares.images[shares.names.index(name)]  # [G]
+        drawn, patients = drawn[np.isfinite(drawn)], int(np.count_nonzero(images))
+        most = float(images.sum()) if most is None else most
+        if patients < 2 or len(drawn) < 2 or not drawn.std():
+            return wilson(value, max(least, 1.0))
+        variance = drawn.var() * patients / (patients - 1)
+        number = min(max(value * (1 - value) / variance, 1.0), most)
+        return wilson(value, number, inf if images.max() <= 1 else patients - 1)
 
     def correlation(self, other: "Sureness | None" = None) -> Floats:
         """The correlations of the recalls' errors, of both models if there is another one."""
         models = [self, other] if other else [self]
-        names = [
-            [name for name in each.outcome.shares.names if name.startswith("recall-")]
-            for each in models
-        ]
         if self.bootstrap is None:
-            count = len(names[0])
+            count = len(self.outcome.shares.recalls)
             alike = np.eye(count * len(models))
-            for k, (each, own) in enumerate(zip(models, names, strict=True)):
+            for k, each in enumerate(models):
                 place = slice(k * count, (k + 1) * count)
-                alike[place, place] = each.outcome.shares.correlations(own)
+                alike[place, place] = each.outcome.shares.correlations()
             return alike
         columns = [
-            each.bootstrap.shares[:, [each.outcome.shares.names.index(name) for name in own]]
-            for each, own in zip(models, names, strict=True)
+            each.bootstrap.shares[:, each.outcome.shares.recalls]
+            for each in models
             if each.bootstrap
         ]
         return _correlation(np.concatenate(columns, axis=1))
@@ -293,19 +298,6 @@ class Sureness:
 def round_down(number: float) -> float:
     """A number of patients, rounded for release: down to a power of √2, and at least 1."""
     return max(1.0, 2.0 ** (floor(2 * log2(number)) / 2)) if number > 0 else 1.0
-
-
-def _estimate(
-    value: float, drawn: Floats, least: float, images: Floats, most: float | None = None
-) -> Estimate:
-    """An estimate from the values in resamples [B], for `images` [G] of each patient."""
-    drawn, patients = drawn[np.isfinite(drawn)], int(np.count_nonzero(images))
-    most = float(images.sum()) if most is None else most
-    if patients < 2 or len(drawn) < 2 or not drawn.std():
-        return wilson(value, max(least, 1.0))
-    variance = drawn.var() * patients / (patients - 1)
-    number = min(max(value * (1 - value) / variance, 1.0), most)
-    return wilson(value, number, inf if images.max() <= 1 else patients - 1)
 
 
 def _correlation(drawn: Floats) -> Floats:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from learning.export import FORM, ModelManifest
-from learning.models import Architecture
 from strategies.protocol.files import write_whole
 from strategies.protocol.text import amount, printable
 
@@ -29,6 +28,11 @@ def model_card(manifest: ModelManifest) -> str:
     shape = manifest.network
     # A backquote would end the block of code; JSON can write it in another way.
     whole = json.dumps(json.loads(manifest.to_json()), indent=1).replace("`", "\\u0060")
+    form = ", ".join(f"{key} = {_plain(manifest.settings[key])}" for key in FORM)
+    frozen = (
+        "Hospitals trained the last layer alone. The other weights were frozen; their SHA-256 "
+        f"is {shape.frozen}."
+    )
     lines = [
         f"# Model {_plain(manifest.lineage)} ({_plain(manifest.settings['strategy'])})",
         f"Written on {_plain(manifest.date)} after round {manifest.round}, hop {manifest.hop} of "
@@ -38,10 +42,10 @@ def model_card(manifest: ModelManifest) -> str:
         f"{len(manifest.classes)} classes: {', '.join(map(_plain, manifest.classes))}. It always "
         "answers with one of these, whatever the image shows.",
         f"Images are bytes of {shape.channels} x {shape.height} x {shape.width} (channels, height, "
-        f"width), brought to this form with {_form(manifest)}. The interpolation is "
+        f"width), brought to this form with {form}. The interpolation is "
         f"{_plain(manifest.resized)}; another one changes some answers. Bytes are scaled "
         f"inside the model (pixels = {_plain(shape.pixels)}).",
-        *_frozen(shape),
+        *([frozen] if shape.frozen else []),
         "## Who trained it",
         *_training_lines(manifest),
         "## Where it was tested",
@@ -65,18 +69,6 @@ def write_card(model: Path, manifest: ModelManifest) -> Path:
     path = model.with_suffix(".md")
     write_whole(path, model_card(manifest))
     return path
-
-
-def _frozen(network: Architecture) -> Iterator[str]:
-    if network.frozen:
-        yield (
-            "Hospitals trained the last layer alone. The other weights were frozen; their SHA-256 "
-            f"is {network.frozen}."
-        )
-
-
-def _form(manifest: ModelManifest) -> str:
-    return ", ".join(f"{key} = {_plain(manifest.settings[key])}" for key in FORM)
 
 
 def _training_lines(manifest: ModelManifest) -> Iterator[str]:

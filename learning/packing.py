@@ -166,6 +166,13 @@ def check_layout(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
             )
 
 
+def part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries with names that begin with a prefix, without the prefix."""
+    return {
+        name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)
+    }
+
+
 def _check_sound(state: Mapping[str, Tensor], what: str) -> None:
     if flaw := flaw_of(numpy_arrays(state)):
         raise UselessError(f"{what} is of no use: {flaw}.")

@@ -29,7 +29,7 @@ from torch.nn import functional
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
 from learning.models.taps import last_layer
-from learning.packing import check_layout
+from learning.packing import check_layout, part
 from learning.samples import Samples
 from learning.settings import LwFSettings
 from learning.stream import restrict
@@ -70,7 +70,7 @@ class FromBefore(Learner):
             return
         self.old = deepcopy(self.model).eval().requires_grad_(False)
         if not self.first:
-            state = {k.removeprefix(KEPT): each for k, each in kept.items() if k.startswith(KEPT)}
+            state = part(kept, KEPT)
             check_layout(state, self.old.state_dict(), "The network that the hospital keeps to")
             self.old.load_state_dict(state)
 

@@ -16,14 +16,12 @@ Deviations:
  3. F_t is a mean over some images, with one label each (learning/learners/importance.py).
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
 from learning.learners.importance import fisher_information
 from learning.learners.plain import Learner
-from learning.packing import check_layout
+from learning.packing import check_layout, part
 from learning.settings import OnlineEWCSettings
 from strategies.protocol.settings import rng_for
 
@@ -73,10 +71,3 @@ class OnlineEWC(Learner):
             if old is not None:
                 kept[f"fisher.{name}"], kept[f"anchor.{name}"] = old, self.anchor[name]
         return kept
-
-
-def part(kept: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The kept entries with names that begin with a prefix, without the prefix."""
-    return {
-        name.removeprefix(prefix): each for name, each in kept.items() if name.startswith(prefix)
-    }

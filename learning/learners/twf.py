@@ -46,11 +46,10 @@ from learning.augmentation import Draws
 from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.importance import fisher_information
-from learning.learners.oewc import part
 from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, points, tap
-from learning.packing import check_layout
+from learning.packing import check_layout, part
 from learning.randomness import use_seed
 from learning.reservoir import Reservoir
 from learning.samples import Samples

@@ -33,6 +33,7 @@ from learning.models.preprocessing import (
 from learning.models.saliency import SER_NETWORKS, SaliencyNetwork, backbone_of
 from learning.models.timm_model import TIMM, timm_config
 from learning.models.torchvision_model import published_weights
+from learning.packing import part
 from strategies.protocol.extras import install_command
 
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our networks do not have
@@ -79,7 +80,13 @@ def load_pretrained(
             f"The setting 'pretrained' is '{source}', whose networks take 3 channels, and the "
             f"hospital's images have {channels}: set 'image-channels' to 3."
         )
-    weights = _weights(network, name, source)
+    weights: Any
+    if source == LITE0:
+        weights = _lite0(network, name)
+    elif source != IMAGENET:
+        weights = _file(Path(source))
+    else:
+        weights = _timm_weights(name) if name.startswith(TIMM) else _imagenet(name)
     reason = _misfit(network, weights, head_state(network, architecture))
     library = "timm" if name.startswith(TIMM) else "torchvision"
     if reason:
@@ -108,15 +115,6 @@ def load_pretrained(
 def _warn_once(text: str) -> None:
     """Log a warning, once per process."""
     logging.getLogger("flwr").warning(text)
-
-
-def _weights(network: nn.Module, name: str, source: str) -> Any:
-    """The state dict that a setting `pretrained` names, which is no exported model."""
-    if source == LITE0:
-        return _lite0(network, name)
-    if source != IMAGENET:
-        return _file(Path(source))
-    return _timm_weights(name) if name.startswith(TIMM) else _imagenet(name)
 
 
 def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:
@@ -169,26 +167,24 @@ def _load_exported(
         theirs = manifest.network
     except ModelError as error:
         raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
-    saliency = theirs.name in SER_NETWORKS
-    theirs = replace(theirs, name=backbone_of(theirs.name)) if saliency else theirs
-    name = backbone_of(architecture.name) if saliency else architecture.name
+    ours, saliency = architecture, theirs.name in SER_NETWORKS
+    if saliency:
+        theirs, ours = (replace(each, name=backbone_of(each.name)) for each in (theirs, ours))
     # Sizes of images may differ where the shapes of weights do not depend on them.
     differing = [
-        f"its {what} is {getattr(theirs, what)!r}, here it is {getattr(architecture, what)!r}"
+        f"its {what} is {getattr(theirs, what)!r}, here it is {getattr(ours, what)!r}"
         for what in ("name", "channels", "pixels")
-        if getattr(theirs, what) != getattr(replace(architecture, name=name), what)
+        if getattr(theirs, what) != getattr(ours, what)
     ]
     same = list(classes) == manifest.classes and not saliency
     head = {} if same else head_state(network, architecture)
     if isinstance(network, SaliencyNetwork) and saliency:
-        mine = network.state_dict().items()
-        parts = ("encoder.", "decoder.")
+        mine, parts = network.state_dict(), ("encoder.", "decoder.")
         state = {key: each for key, each in state.items() if key.startswith(parts)}
-        head = {key: each for key, each in mine if not key.startswith(parts)}
+        head = {key: each for key, each in mine.items() if not key.startswith(parts)}
     elif saliency:
-        found = {key: each for key, each in state.items() if key.startswith("encoder.")}
-        state = {key.removeprefix("encoder."): each for key, each in found.items()}
-    if reason := "; ".join(differing) or _misfit(network, dict(state), head):
+        state = part(state, "encoder.")
+    if reason := "; ".join(differing) or _misfit(network, state, head):
         size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
         raise ModelError(
             f"The exported model of the setting 'pretrained' does not fit the model "
