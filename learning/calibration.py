@@ -18,9 +18,10 @@ def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> f
     """The temperature, at least `lowest`, that fits probabilities [N, K] to true classes [N].
 
     The loss is convex in 1 / T. Its slope grows with 1 / T: it is the mean over images of the
-    expected z minus the z of the label. With a `lowest` of 1 a model becomes no more confident.
+    expected z minus the z of the label. With a `lowest` of 1 a model becomes no more confident. An
+    image with NaN does not count.
     """
-    logits = _logits(scores)
+    logits = _logits(scores.nan_to_num())
     at_label = logits.gather(1, labels[:, None]).mean()
 
     def slope(sharpness: float) -> float:

@@ -16,9 +16,11 @@ def mixture_weights(scores: Tensor, labels: Tensor) -> Tensor:
     """The weights float64 [M] of models, with a sum of 1, that make true classes most probable.
 
     All classes count the same. The log-likelihood is concave in the weights, so there is one best
-    answer. `scores` are the models' probabilities [M, N, K]; labels are int64 [N].
+    answer. `scores` are the models' probabilities [M, N, K]; NaN counts as 0. Labels are int64 [N].
     """
-    chances = scores.double()[:, torch.arange(len(labels)), labels].clamp(min=1e-6)  # [M, N]
+    chances = (
+        scores.double().nan_to_num()[:, torch.arange(len(labels)), labels].clamp(min=1e-6)
+    )  # [M, N]
     counts = class_weights(labels).double()[labels]  # sum to N
     weights = chances.new_full((len(chances),), 1 / len(chances))
     for _ in range(STEPS):

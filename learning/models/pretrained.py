@@ -46,7 +46,7 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same. From an exported saliency network (a
+    classes; its head is loaded if the classes are the same and its body was not frozen. From an exported saliency network (a
     model ser-...) a network of this kind gets the encoder and the decoder. Any other network gets
     the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
     have another scale or size than those that the weights were trained on.
@@ -176,7 +176,8 @@ def _load_exported(
         for what in ("name", "channels", "pixels")
         if getattr(theirs, what) != getattr(ours, what)
     ]
-    same = list(classes) == manifest.classes and not saliency
+    # The head of a frozen network is for features of length 1.
+    same = list(classes) == manifest.classes and not saliency and not theirs.frozen
     head = {} if same else head_state(network, architecture)
     if isinstance(network, SaliencyNetwork) and saliency:
         mine, parts = network.state_dict(), ("encoder.", "decoder.")

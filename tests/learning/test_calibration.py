@@ -44,3 +44,9 @@ def test_probabilities_of_0_are_no_obstacle():
     scores = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert fit_temperature(scores, torch.tensor([0, 1])) == pytest.approx(HIGHEST)
     assert torch.isfinite(temper(scores, 2.0)).all()
+
+
+def test_an_image_without_an_answer_does_not_count():
+    """The temperature of the four images of `test_a_temperature_by_hand`."""
+    scores = torch.tensor([[0.9, 0.1]] * 4 + [[torch.nan] * 2])
+    assert fit_temperature(scores, torch.tensor([0, 0, 0, 1, 1])) == pytest.approx(2.0)

@@ -255,6 +255,19 @@ def test_any_network_starts_from_an_exported_model(name, same, tmp_path):
         assert torch.equal(value, (fresh if entry in head and not same else expected)[entry])
 
 
+def test_the_last_layer_of_a_frozen_network_is_left_out(tmp_path):
+    """It is for features of length 1, and those of a network that trains have any length."""
+    frozen = architecture(frozen="0" * 64)
+    trained, network = frozen.build(), architecture().build()
+    save_model(tmp_path / "m.safetensors", trained, manifest_of(frozen))
+    *body, weight, bias = trained.state_dict()
+    fresh = {name: network.state_dict()[name].clone() for name in (weight, bias)}
+    load_pretrained(network, architecture(), str(tmp_path / "m.safetensors"), CLASSES)
+    expected = {name: trained.state_dict()[name] for name in body}
+    expected |= fresh
+    assert all(torch.equal(each, expected[name]) for name, each in network.state_dict().items())
+
+
 def test_other_sizes_fit_where_weights_do_not_depend_on_them(tmp_path):
     save_model(tmp_path / "m.safetensors", architecture().build(), manifest_of(architecture()))
     larger = architecture(height=32, width=32)

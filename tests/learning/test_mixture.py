@@ -37,3 +37,11 @@ def test_a_rare_class_counts_as_much_as_a_common_one():
     first, second = torch.tensor([0.9, 0.1]), torch.tensor([0.1, 0.9])
     scores = torch.stack([first.expand(10, 2), second.expand(10, 2)])
     assert mixture_weights(scores, labels).tolist() == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_a_model_without_an_answer_to_an_image_counts_as_wrong_there():
+    labels = torch.tensor([0, 1, 1, 0])
+    scores = torch.rand((3, 4, 2), generator=torch.Generator().manual_seed(0))
+    failing = scores.clone()
+    failing[0, 1], scores[0, 1] = torch.nan, 0
+    assert torch.equal(mixture_weights(failing, labels), mixture_weights(scores, labels))
