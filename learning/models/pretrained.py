@@ -46,10 +46,11 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same and its body was not frozen. From an exported saliency network (a
-    model ser-...) a network of this kind gets the encoder and the decoder. Any other network gets
-    the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
-    have another scale or size than those that the weights were trained on.
+    classes; its head is loaded if the classes are the same and its body was not frozen. From an
+    exported saliency network (a model ser-...) a network of this kind gets the encoder and the
+    decoder. Any other network gets the encoder, as in SER's paper. The classifier is not loaded. A
+    warning is logged if the images have another scale or size than those that the weights were
+    trained on.
 
     Args:
         network: As `architecture` has built it.
