@@ -206,7 +206,7 @@ def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
     # A shell may start the tests with SIGINT ignored, which processes inherit.
     began = (
         "import sys; from signal import *; signal(SIGINT, default_int_handler)\n"
-        "print('began', flush=True); from cli import main; main(sys.argv[1:])"
+        "from cli import main; print('began', flush=True); main(sys.argv[1:])"
     )
     for wait in (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4):
         process = subprocess.Popen(
@@ -221,7 +221,7 @@ def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
         with process:
             assert process.stdout
             assert process.stdout.readline() == "began\n"
-            time.sleep(max(wait, 0.02))  # `main` itself is there
+            time.sleep(max(wait, 0.02))  # `main` is called
             os.killpg(process.pid, signal.SIGINT)
             said, _ = process.communicate(timeout=60)
         assert process.returncode == 130
