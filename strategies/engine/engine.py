@@ -34,7 +34,7 @@ from strategies.engine.enrolment import (
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
 from strategies.engine.run import Content, Ordered, Run
-from strategies.engine.state import Model, State
+from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.testing import Batch, assign_tests, begin_tests, letters, record_tests
 from strategies.engine.undoing import failure, maker_of, undo, undo_tested
@@ -353,9 +353,12 @@ class Engine:
             self.exchange.post(preparations(run, coming))
             return
         hospital = delivery.letter.about.hospital
+        away = state.nodes.get(hospital) == AWAY
         self.strategy.start(state, take_first(run, delivery, []))
         self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
+            if away and hospital in state.resting:  # a replay needs it; `Run.tell` left it out
+                run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
             self.strategy.take_back(state, hospital)
 
 

@@ -17,9 +17,10 @@ from server_app.results import Results
 from strategies.engine import courier
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
+from strategies.engine.enrolment import preparations
 from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
-from strategies.engine.state import Model, State
+from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import HandsOn, RunError
 from strategies.protocol.parcel import Manifest, check_parcel
 from strategies.protocol.settings import SettingsError
@@ -527,6 +528,19 @@ def test_a_recorded_order_is_replayed_with_its_failures(tmp_path):
     replayed, same = recorded(tmp_path / "b", again, FakeGrid(federation(4)))
     assert in_order(replayed) == in_order(path)
     assert same == way
+
+
+def test_a_return_after_a_kill_is_recorded_for_a_replay(tmp_path):
+    """The hospital rested and was away when the run was resumed."""
+    chosen = settings(num_server_rounds=2)
+    grid, ledger = FakeGrid(federation(3)), Ledger()
+    state = go(chosen, grid, Ledger(), tmp_path)
+    state.nodes["h1"], state.resting = AWAY, ["h1"]
+    engine = Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), ledger), keep=id)
+    engine.exchange.post(preparations(engine.run, {"h1": 101}))
+    engine._take()
+    assert state.resting == []
+    assert [(each.verb, each.hospital) for each in ledger.events] == [("query.prepare", "h1")]
 
 
 def test_a_record_that_does_not_fit_is_refused(tmp_path):
