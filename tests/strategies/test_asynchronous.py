@@ -536,7 +536,9 @@ def test_a_return_after_a_kill_is_recorded_for_a_replay(tmp_path):
     grid, ledger = FakeGrid(federation(3)), Ledger()
     state = go(chosen, grid, Ledger(), tmp_path)
     state.nodes["h1"], state.resting = AWAY, ["h1"]
-    engine = Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), ledger), keep=id)
+    engine = Engine(
+        Run(chosen, strategy_of(chosen), state, Courier(grid), ledger), lambda state: None
+    )
     engine.exchange.post(preparations(engine.run, {"h1": 101}))
     engine._take()
     assert state.resting == []
