@@ -82,5 +82,4 @@ def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     """
     ordered = np.sort(values)
     below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    ranked: NDArray[np.float64] = (below + not_above + 1) / 2
-    return ranked
+    return np.asarray((below + not_above + 1) / 2)

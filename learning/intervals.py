@@ -31,10 +31,8 @@ class Estimate:
 
         `least` is the lower limit of the figure; the upper limit is 1.
         """
-        below, above = (
-            hypot(self.value - self.low, Z * noise),
-            hypot(self.high - self.value, Z * noise),
-        )
+        below = hypot(self.value - self.low, Z * noise)
+        above = hypot(self.high - self.value, Z * noise)
         return Estimate(value, max(least, value - below), min(1.0, value + above))
 
 

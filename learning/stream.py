@@ -42,7 +42,7 @@ def add_task(
         "labels": present.labels,
         "tasks": torch.full_like(present.labels, task),
     }
-    if earlier_samples(kept, task) is None:
+    if not kept:
         return found
     before = kept["tasks"] != task
     return {name: torch.cat([kept[name][before], found[name]]) for name in found}

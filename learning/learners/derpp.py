@@ -76,8 +76,7 @@ class DERpp(ER):
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Offer a batch [N], with the network's logits [N, K], to the reservoir."""
-        rows = {"images": batch.images, "labels": batch.labels, "logits": logits}
-        self.reservoir.add(draws.generator, **rows)
+        self.reservoir.add(draws.generator, images=batch.images, labels=batch.labels, logits=logits)
 
 
 class DER(DERpp):

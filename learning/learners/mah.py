@@ -68,8 +68,9 @@ class MAH(DERpp):
     def begin_visit(self) -> None:
         """Give new classes their outputs; add images of the remaining auxiliary classes."""
         super().begin_visit()
-        head, device = last_layer(self.model), self.samples.labels.device
-        unknown = torch.full((head.out_features,), REAL, device=device)
+        self.chosen = self.settings.section("mah", MAHSettings)
+        self.head = last_layer(self.model)
+        unknown = torch.full((self.head.out_features,), REAL, device=self.samples.labels.device)
         classes = self.samples.labels.unique()
         public = self.received.public
         names = unknown[:0] if public is None else public.labels.unique()
@@ -110,10 +111,10 @@ class MAH(DERpp):
     def _draw_classes(self, names: Tensor, count: int) -> Tensor:
         """`count` random classes of the archive, the same for all models of a run."""
         if len(names) < count:
-            named = self.settings.section("mah", MAHSettings).auxiliary
             raise SettingsError(
-                f"The setting 'mah.auxiliary' is '{named}', with {len(names)} classes: it "
-                f"must name an archive of {count} or more, for the outputs of future classes."
+                f"The setting 'mah.auxiliary' is '{self.chosen.auxiliary}', with {len(names)} "
+                f"classes: it must name an archive of {count} or more, for the outputs of future "
+                "classes."
             )
         order = rng_for(self.settings.seed, "auxiliary classes").permutation(len(names))
         return names[torch.from_numpy(order[:count]).to(names.device)]
@@ -136,13 +137,14 @@ class MAH(DERpp):
         if not len(classes):
             return
         taken = classes
-        if self.settings.section("mah", MAHSettings).outputs == "most-activated":
+        if self.chosen.outputs == "most-activated":
             logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
             taken = choose_outputs(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
         leaving = self.auxiliary[taken]
         for c, name in zip(classes.tolist(), leaving.tolist(), strict=True):
             place = int((self.auxiliary == name).nonzero())  # an earlier swap may have moved it
-            swap_rows(last_layer(self.model), c, place)
+            for rows in self.head.parameters():  # the other outputs do not change
+                rows[[c, place]] = rows[[place, c]]
             self.auxiliary[place] = self.auxiliary[c]
             self.auxiliary[c], self.before[c] = REAL, name
 
@@ -162,9 +164,13 @@ class MAH(DERpp):
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Offer the images of the task alone to the reservoir, with the present `auxiliary`."""
         own = self.auxiliary[batch.labels] == REAL
-        rows = {"images": batch.images[own], "labels": batch.labels[own], "logits": logits[own]}
-        auxiliary = self.auxiliary.expand(int(own.sum()), -1)
-        self.reservoir.add(draws.generator, **rows, auxiliary=auxiliary)
+        self.reservoir.add(
+            draws.generator,
+            images=batch.images[own],
+            labels=batch.labels[own],
+            logits=logits[own],
+            auxiliary=self.auxiliary.expand(int(own.sum()), -1),
+        )
 
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
         """‖M(x') − z'‖², the mean over all outputs; an output that z' does not have counts 0."""
@@ -187,13 +193,6 @@ def choose_outputs(logits: Tensor) -> Tensor:
         taken[row] = output
         left[row], left[:, output] = -torch.inf, -torch.inf
     return taken
-
-
-def swap_rows(layer: torch.nn.Linear, one: int, other: int) -> None:
-    """Exchange two outputs of a layer; the others do not change."""
-    with torch.no_grad():
-        for rows in layer.parameters():
-            rows[[one, other]] = rows[[other, one]]
 
 
 def align(logits: Tensor, then: Tensor, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

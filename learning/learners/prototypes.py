@@ -53,7 +53,12 @@ REWIND = 2  # the leg at another hospital (strategies/fedrewind.py)
 
 
 class Pass(Learner):
-    """Cross-entropy of rotated images, and of features around the hospital's own prototypes."""
+    """Cross-entropy of rotated images, and of features around the hospital's own prototypes.
+
+    Raises:
+        ModelError: The network has no outputs for rotated images.
+        ParcelError: The kept prototypes, or the server's, are of another network.
+    """
 
     tables: tuple[tuple[str, type], ...] = (("pass", PrototypeSettings),)
     own: PrototypeSettings
@@ -72,18 +77,14 @@ class Pass(Learner):
             self.class_weights = self.class_weights.repeat_interleave(TURNS)
 
     def begin_visit(self) -> None:
-        """Find the classes that the hospital has seen, and the prototypes.
-
-        Raises:
-            ParcelError: The kept prototypes have features of another network.
-        """
+        """Find the classes that the hospital has seen, and the prototypes."""
         none = self._empty_prototypes()
         self.kept = self.received.rehearsal or none
         check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
         self.classes = self.samples.labels.unique()  # of the task
-        seen = self.kept["counts"] > 0  # [K]
-        seen[self.classes] = True
-        self.unseen = ~seen.repeat_interleave(TURNS)  # [4K]
+        unseen = self.kept["counts"] == 0  # [K]
+        unseen[self.classes] = False
+        self.unseen = unseen.repeat_interleave(TURNS)  # [4K]
         self.prototypes = self.kept
         self.augmented = _known_classes(self.prototypes)
 
@@ -144,11 +145,7 @@ class FedSpace(Pass):
     tables = (*Pass.tables, ("fedspace", RepresentationSettings))
 
     def begin_visit(self) -> None:
-        """Load the server's prototypes, if there are any.
-
-        Raises:
-            ParcelError: They are of another network.
-        """
+        """Load the server's prototypes, if there are any."""
         super().begin_visit()
         self.weight = self.settings.section(*self.tables[1]).representation_weight
         if memory := self.received.memory:
@@ -179,8 +176,8 @@ class FedSpace(Pass):
 def turn(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Turn images [N, C, H, H] with labels y [N]: [4N, C, H, H] and 4y + k, one turn by one."""
     turns = range(TURNS)
-    both = [(images.rot90(k, (-2, -1)), TURNS * labels + k) for k in turns]
-    return torch.cat([image for image, _ in both]), torch.cat([label for _, label in both])
+    turned = torch.cat([images.rot90(k, (-2, -1)) for k in turns])
+    return turned, torch.cat([TURNS * labels + k for k in turns])
 
 
 def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:

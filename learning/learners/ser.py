@@ -205,13 +205,11 @@ def contrast(images: Tensor) -> Tensor:
     grey = images.float().mean(dim=1, keepdim=True) / 255  # [N, 1, H, W]
     around = max(min(grey.shape[2:]) // 8, 1)
     local = (grey - _blur(grey, around)).abs()
-    prior = torch.ones((), device=grey.device)
-    for dim, side in ((2, grey.shape[2]), (3, grey.shape[3])):
-        places = (torch.arange(side, device=grey.device) + 0.5) / side - 0.5
-        shape = [1, 1, 1, 1]
-        shape[dim] = side
-        prior = prior * (-(places**2) / (2 * 0.25**2)).exp().view(shape)
-    maps = _blur((local + 1e-3) * prior, around)[:, 0]  # a constant image gets the prior
+    sides = [torch.arange(side, device=grey.device) for side in grey.shape[2:]]
+    places = [(each + 0.5) / len(each) - 0.5 for each in sides]
+    down, across = ((-(each**2) / (2 * 0.25**2)).exp() for each in places)
+    # A constant image gets the prior.
+    maps = _blur((local + 1e-3) * torch.outer(down, across), around)[:, 0]
     return maps / maps.sum(dim=(1, 2), keepdim=True)
 
 

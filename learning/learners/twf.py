@@ -82,7 +82,7 @@ class TwF(Learner):
 
     def begin_visit(self) -> None:
         """Load teacher, gates and reservoir, or create them."""
-        kept = dict(self.received.rehearsal)
+        kept = self.received.rehearsal
         self.fisher, state = part(kept, "fisher."), part(kept, "teacher.")
         kept = {k: each for k, each in kept.items() if not k.startswith(("fisher.", "teacher."))}
         self.present = self.samples.labels.unique()

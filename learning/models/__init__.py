@@ -18,7 +18,7 @@ from learning.errors import ModelError
 from learning.models.embedding import EmbeddingNetwork
 from learning.models.frozen import head, use_unit_features
 from learning.models.pixels import SCALES, scale_input
-from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
+from learning.models.rotation import rotation_network, rotation_resnet18
 from learning.models.saliency import SER_NETWORKS
 from learning.models.small import cnn, mlp, resnet18_32
 from learning.models.timm_model import TIMM, timm_config, timm_model
@@ -206,8 +206,8 @@ MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "resnet18-32": resnet18_32,
     "ebr": partial(EmbeddingNetwork, parts=1),  # f(x)
     "vee": partial(EmbeddingNetwork, parts=2),  # µ and log σ
-    "rotation-mlp": rotation_mlp,
-    "rotation-cnn": rotation_cnn,
+    "rotation-mlp": partial(rotation_network, backbone=mlp),
+    "rotation-cnn": partial(rotation_network, backbone=cnn),
     "rotation-resnet18": rotation_resnet18,
     **SER_NETWORKS,
 }

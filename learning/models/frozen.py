@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from learning.errors import ModelError
-from learning.models.taps import last_layer
+from learning.models.taps import last_layer, last_name
 from strategies.protocol.parcel import hash_arrays
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ class Body(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        layer = last_layer(network)
-        self.width = layer.in_features
-        name = next(name for name, module in network.named_modules() if module is layer)
-        network.set_submodule(name, nn.Identity())
+        self.width = last_layer(network).in_features
+        network.set_submodule(last_name(network), nn.Identity())
         # On a CPU channels at the end take half the time: 39 images of 224 pixels a second, not 20.
         last = torch.channels_last
         self.network = network.eval().requires_grad_(False).to(memory_format=last)

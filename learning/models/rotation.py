@@ -6,13 +6,14 @@ class y rotated by k quarters. `forward` gives [N, K], the outputs 4y: without r
 that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from learning.models.pixels import SCALES
-from learning.models.small import cnn, mlp, resnet18_32
+from learning.models.small import resnet18_32
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -46,14 +47,13 @@ class RotationNetwork(nn.Module):
         return features
 
 
-def rotation_mlp(architecture: "Architecture") -> nn.Module:
-    """A rotation network on the hidden layers of the mlp."""
-    return _replace_head(mlp(architecture), architecture)
-
-
-def rotation_cnn(architecture: "Architecture") -> nn.Module:
-    """A rotation network on the convolutions of the cnn; 128 features."""
-    return _replace_head(cnn(architecture), architecture)
+def rotation_network(
+    architecture: "Architecture", backbone: Callable[["Architecture"], nn.Sequential]
+) -> nn.Module:
+    """A rotation network with its head in place of the last layer of `cnn` or `mlp`."""
+    *body, last = backbone(architecture)
+    assert isinstance(last, nn.Linear)
+    return RotationNetwork(architecture, nn.Sequential(*body), last.in_features)
 
 
 def rotation_resnet18(architecture: "Architecture") -> nn.Module:
@@ -62,10 +62,3 @@ def rotation_resnet18(architecture: "Architecture") -> nn.Module:
     width = body.fc.in_features
     body.fc = nn.Identity()
     return RotationNetwork(architecture, body, width)
-
-
-def _replace_head(network: nn.Sequential, architecture: "Architecture") -> nn.Module:
-    """A rotation network with its head in place of a network's last layer."""
-    last = network[-1]
-    assert isinstance(last, nn.Linear)
-    return RotationNetwork(architecture, network[:-1], last.in_features)

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from learning.models.pixels import SCALES
 from learning.models.small import CNN_WIDTHS, cnn
-from learning.models.taps import last_layer, tap
+from learning.models.taps import last_name, tap
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -84,10 +84,7 @@ class SaliencyNetwork(nn.Module):
         self.scale, self.scheme = SCALES[architecture.pixels], scheme or "1" * len(widths)
         self.known: list[Tensor] | None = None
         self.encoder = backbone(architecture)
-        head = last_layer(self.encoder)
-        for name, layer in list(self.encoder.named_children()):
-            if layer is head:
-                setattr(self.encoder, name, nn.Identity())
+        self.encoder.set_submodule(last_name(self.encoder), nn.Identity())
         self.decoder = Decoder(widths)
         if scheme == "lsm":
             self.merge = nn.ModuleList(nn.Conv2d(2 * width, width, 1) for width in widths)

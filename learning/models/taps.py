@@ -78,6 +78,12 @@ def tap(
     return logits, found
 
 
+def last_name(network: nn.Module) -> str:
+    """The name of the last layer (`last_layer`) among the modules of a network."""
+    names: dict[nn.Module, str] = {module: name for name, module in network.named_modules()}
+    return names[last_layer(network)]
+
+
 def last_layer(network: nn.Module) -> nn.Linear:
     """The linear layer whose outputs are the logits: row c of its weight is for class c.
 

@@ -50,13 +50,11 @@ def timm_model(architecture: "Architecture") -> nn.Module:
     Raises:
         ModelError: See `timm_config`.
     """
-    config = timm_config(architecture.name)
-    sides: dict[str, Any] = {}
+    fixed = timm_config(architecture.name).fixed_input_size
+    sides: Any = {"img_size": (architecture.height, architecture.width)} if fixed else {}
     import timm
 
-    if config.fixed_input_size:
-        sides = {"img_size": (architecture.height, architecture.width)}
-    made: Any = timm.create_model(
+    network: Any = timm.create_model(
         architecture.name.removeprefix(TIMM),
         pretrained=False,
         num_classes=architecture.classes,
@@ -65,7 +63,7 @@ def timm_model(architecture: "Architecture") -> nn.Module:
     )
     # timm draws the head of an EfficientNet as for 1000 classes: with 7, logits would be above 5,
     # and fine-tuning would first have to undo this.
-    if isinstance(head := made.get_classifier(), nn.Linear):
+    if isinstance(head := network.get_classifier(), nn.Linear):
         head.reset_parameters()
-    network: nn.Module = made
+    assert isinstance(network, nn.Module)
     return network

@@ -13,7 +13,7 @@ from learning.errors import ModelError
 from learning.models import Architecture
 from learning.models.frozen import weights_hash
 from learning.models.preprocessing import pixels_of
-from learning.models.taps import last_layer
+from learning.models.taps import last_name
 from learning.randomness import use_seed
 from strategies.protocol.settings import Settings, rng_for
 
@@ -57,11 +57,7 @@ def whole_network(head: nn.Module, architecture: Architecture, settings: Setting
             f"'pretrained' ({settings.pretrained!r}) have {ours.frozen}: name the file of the run."
         )
     network = whole.blank()
-    layer = last_layer(network)
-    name = next(name for name, module in network.named_modules() if module is layer)
-    state = {
-        **frozen.state_dict(),
-        **{f"{name}.{each}": head.state_dict()[f"1.{each}"] for each in ("weight", "bias")},
-    }
-    network.load_state_dict(state)
+    name = last_name(network)
+    own = {f"{name}.{each}": head.state_dict()[f"1.{each}"] for each in ("weight", "bias")}
+    network.load_state_dict({**frozen.state_dict(), **own})
     return network.eval()
