@@ -30,6 +30,8 @@ MAX_SIZE = 2**20  # of a layer, and of a number of classes
 MAX_LAYERS = 100  # hidden layers of an mlp
 HEAD = "head"  # the one network for features
 _FROZEN = ("frozen", "whole")
+# Libraries of networks raise these for sizes that they do not support.
+_FAILURES = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,24 @@ class Architecture:
         """A new network, images uint8 [N, C, H, W] -> logits [N, K].
 
         Its weights are drawn from torch's global generator: build it inside `use_seed`.
+
+        Raises:
+            ModelError: There is no such network for such images; the message gives the reason.
         """
         network: nn.Module
-        if self.name == HEAD:
-            network = head(self)
-        elif self.name in MODELS:
-            network = MODELS[self.name](self)
-        elif self.name.startswith(TIMM):
-            network = timm_model(self)
-        else:
-            from learning.models.torchvision_model import torchvision_model
+        try:
+            if self.name == HEAD:
+                network = head(self)
+            elif self.name in MODELS:
+                network = MODELS[self.name](self)
+            elif self.name.startswith(TIMM):
+                network = timm_model(self)
+            else:
+                from learning.models.torchvision_model import torchvision_model
 
-            network = torchvision_model(self)
+                network = torchvision_model(self)
+        except _FAILURES as error:
+            raise self._refuse(error) from error
         scale_input(network, self.pixels)
         if self.frozen:
             use_unit_features(network)
@@ -108,17 +116,16 @@ class Architecture:
             return self.build()
 
     def skeleton(self) -> nn.Module:
-        """The network on the device `meta`: shapes and types, and no memory.
+        """The network on the device `meta`: shapes and types, and no memory."""
+        with NoMemory():
+            return self.build()
 
-        Raises:
-            ModelError: There is no such network; the message gives torch's reason.
-        """
-        try:
-            with NoMemory():
-                return self.build()
-        except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0].rstrip(".!")
-            raise ModelError(f"The model {self.name!r} cannot be built: {reason}.") from error
+    def _refuse(self, error: Exception) -> ModelError:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".!")
+        return ModelError(
+            f"The model {self.name!r} cannot take {self.channels}x{self.height}x{self.width} "
+            f"images: {reason}. Choose another model or image-size."
+        )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -182,18 +189,12 @@ def activations(architecture: Architecture) -> tuple[int, int]:
         kept.append(tensor)
         return tensor
 
+    network = architecture.skeleton().to("meta")
     try:
-        with NoMemory():
-            network = architecture.build()
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            network.to("meta")(images)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(".!")
-        size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
-        raise ModelError(
-            f"The model {architecture.name!r} cannot take {size} images: {reason}. "
-            "Choose another model or image-size."
-        ) from error
+            network(images)
+    except _FAILURES as error:
+        raise architecture._refuse(error) from error
     weights = {each.untyped_storage()._cdata for each in network.state_dict().values()}
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in kept}
     sizes = [each.nbytes() // 2 for key, each in storages.items() if key not in weights]

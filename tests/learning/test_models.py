@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from learning.errors import ModelError
-from learning.models import Architecture, activations, torchvision_names
+from learning.models import MODELS, Architecture, activations, layout, torchvision_names
 from learning.models.pixels import scale_input
 from learning.models.pretrained import load_pretrained
 from learning.models.taps import tap
@@ -398,3 +398,16 @@ def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damag
     reason = r"\(\w+\)" if damaged else r"\(URLError\)"
     with pytest.raises(ModelError, match=f"{where}.* {reason}: put that file there, .* or set"):
         load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), AssertionError()])
+def test_a_network_that_cannot_be_built_is_refused_whatever_the_library_raises(error, monkeypatch):
+    def fail(blueprint):
+        raise error
+
+    monkeypatch.setitem(MODELS, "cnn", fail)
+    for step in (Architecture.blank, layout, activations):
+        with pytest.raises(
+            ModelError, match=r"cannot take 1x9x9 images: (division|AssertionError)"
+        ):
+            step(Architecture("cnn", 1, 9, 9, 2))
