@@ -42,22 +42,7 @@ def prove_epsilon(
 
     Returns:
         0 or more; 0 if the attack proves nothing.
-
-    Raises:
-        ValueError: Counts, δ or the confidence are out of range.
     """
-    if not (0 <= true_positives <= positives and 0 <= false_positives <= negatives):
-        raise ValueError(
-            f"{true_positives} of {positives} and {false_positives} of {negatives} are no counts "
-            "of hits among trials: give hits first, then trials, of each kind."
-        )
-    if not (positives and negatives):
-        raise ValueError(f"There are {positives} positives and {negatives} negatives; give both.")
-    if not (0 <= delta < 1 and 0 < confidence < 1):
-        raise ValueError(
-            f"δ is {delta:g} and the confidence {confidence:g}; δ must be in [0, 1), the "
-            "confidence between 0 and 1."
-        )
     tpr = clopper_pearson(true_positives, positives, confidence).low  # no more than the true one
     fpr = clopper_pearson(false_positives, negatives, confidence).high  # no less
     return max(0.0, _log_ratio(tpr - delta, fpr), _log_ratio(1 - fpr - delta, 1 - tpr))

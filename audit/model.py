@@ -97,18 +97,11 @@ def network_attack(
 ) -> Success:
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
-    It needs 4 members and 4 others or more. The number of scored members is at most that of scored
-    others. Each seed gives a network with a split of its own.
-
-    Returns:
-        The means over the seeds of figures and of the ends of their intervals. Intervals are as
-        wide as for one seed, because all seeds are about the same images.
-
-    Raises:
-        ValueError: There are too few images to split.
+    It needs `FEWEST` members and others. The number of scored members is at most that of scored
+    others. Each seed gives a network with a split of its own. The means over the seeds of figures
+    and of the ends of their intervals are returned. Intervals are as wide as for one seed, because
+    all seeds are about the same images.
     """
-    if min(len(members.labels), len(others.labels)) < FEWEST:
-        raise ValueError("An attack by a network needs 4 members and 4 others.")
     found = [_attack_once(members, others, seed, epochs) for seed in range(seeds)]
 
     def average(figure: str) -> Estimate:

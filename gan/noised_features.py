@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from gan.noised_moments import GRID, WEIGHT, Normal, certain_classes, weights_of
+from gan.noised_moments import GRID, WEIGHT, Normal, add_noise, certain_classes, weights_of
 
 SHARES = {"count": 0.2, "sum": 0.97}  # a, b
 SIZE = 128
@@ -47,13 +47,9 @@ class NoisedSums:
     width: int  # d
     noise: float  # standard deviation of the noise for a sensitivity of 1
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The statistic as arrays for the hospital's store."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
     @classmethod
     def from_arrays(cls, kept: Mapping[str, NDArray[Any]]) -> "NoisedSums":
-        """Read a statistic from the arrays of `arrays`."""
+        """Read a statistic from its fields as arrays."""
         return cls(kept["counts"], kept["sums"], int(kept["width"]), float(kept["noise"]))
 
 
@@ -106,26 +102,13 @@ def release_features(
     normal: Normal,
     patients: NDArray[Any],
 ) -> NoisedSums:
-    """Sum the contributions of images, and add noise: a Gaussian mechanism of sensitivity 1.
-
-    Args:
-        features: float32 [N, d, 1, 1].
-        labels: int64 [N].
-        classes: K, which must not depend on the images.
-        noise: Standard deviation, from which ε follows for a δ.
-        normal: Source of the noise.
-        patients: The patient of each image, [N].
-    """
+    """As `gan.noised_moments.release`, from features float32 [N, d, 1, 1]."""
     weights, kinds = weights_of(patients), labels.cpu().numpy()
     steps = np.trunc(_vectors(features) * (1 - 2**-30) * GRID)  # whole numbers
     counts, sums = np.zeros(classes), np.zeros((classes, steps.shape[1]))
     np.add.at(counts, kinds, weights)
     np.add.at(sums, kinds, steps * weights[:, None])
 
-    def add_noise(exact: NDArray[np.float64], share: float, unit: float) -> NDArray[np.float64]:
-        drawn = normal(exact.size).reshape(exact.shape) * (noise / share * unit)
-        return (exact + np.rint(drawn)) / unit
-
-    counts = add_noise(counts, SHARES["count"], WEIGHT)
-    sums = add_noise(sums, SHARES["sum"], GRID * WEIGHT)
+    counts = add_noise(counts, noise / SHARES["count"], WEIGHT, normal)
+    sums = add_noise(sums, noise / SHARES["sum"], GRID * WEIGHT, normal)
     return NoisedSums(counts, sums, features.shape[1], noise)

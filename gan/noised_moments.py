@@ -63,13 +63,9 @@ class Moments:
     shape: tuple[int, int, int]  # shape of an image: C, H, W
     noise: float  # standard deviation of the noise for a sensitivity of 1
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The statistic as arrays for the hospital's store."""
-        return {name: np.asarray(value) for name, value in vars(self).items()}
-
     @classmethod
     def from_arrays(cls, kept: Mapping[str, NDArray[Any]]) -> "Moments":
-        """Read a statistic from the arrays of `arrays`."""
+        """Read a statistic from its fields as arrays."""
         parts = {name: kept[name] for name in ("counts", "sums", "squares", "histogram")}
         channels, height, width = map(int, kept["shape"])
         return cls(**parts, shape=(channels, height, width), noise=float(kept["noise"]))
@@ -146,7 +142,7 @@ def release(
         classes: K, which must not depend on the images.
         noise: Standard deviation, from which ε follows for a δ.
         normal: Source of the noise.
-        patients: The patient of each image, [N]; None = images are the unit.
+        patients: [N]; None = images are the unit.
     """
     basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape
@@ -171,27 +167,32 @@ def release(
             spread = np.repeat(weights[chosen], height * width)
             histogram[channel] += np.bincount(bins.ravel(), spread, minlength=BINS)
 
-    def add_noise(exact: NDArray[np.float64], share: float, unit: float) -> NDArray[np.float64]:
-        drawn = normal(exact.size).reshape(exact.shape) * (noise / share * unit)
-        return (exact + np.rint(drawn)) / unit
-
     upper = np.triu_indices(basis.size, 1)
     diagonal = np.arange(basis.size)
-    square, both = SHARES["square"], np.zeros_like(squares)
-    unit = GRID * GRID * WEIGHT
-    both[:, diagonal, diagonal] = add_noise(squares[:, diagonal, diagonal], square, unit)
+    both = np.zeros_like(squares)
+    deviation, unit = noise / SHARES["square"], GRID * GRID * WEIGHT
+    both[:, diagonal, diagonal] = add_noise(squares[:, diagonal, diagonal], deviation, unit, normal)
     # An entry that stands twice in a symmetric matrix counts twice in its norm.
-    both[:, upper[0], upper[1]] = add_noise(squares[:, *upper], square * math.sqrt(2), unit)
+    deviation = noise / (SHARES["square"] * math.sqrt(2))
+    both[:, upper[0], upper[1]] = add_noise(squares[:, *upper], deviation, unit, normal)
     both[:, upper[1], upper[0]] = both[:, upper[0], upper[1]]
-    pixels = WEIGHT * height * width
+    deviation, unit = noise / (SHARES["histogram"] / math.sqrt(channels)), WEIGHT * height * width
     return Moments(
-        counts=add_noise(counts, SHARES["count"], WEIGHT),
-        sums=add_noise(sums, SHARES["sum"], GRID * WEIGHT),
+        counts=add_noise(counts, noise / SHARES["count"], WEIGHT, normal),
+        sums=add_noise(sums, noise / SHARES["sum"], GRID * WEIGHT, normal),
         squares=both,
-        histogram=add_noise(histogram, SHARES["histogram"] / math.sqrt(channels), pixels),
+        histogram=add_noise(histogram, deviation, unit, normal),
         shape=basis.shape,
         noise=noise,
     )
+
+
+def add_noise(
+    exact: NDArray[np.float64], deviation: float, unit: int, normal: Normal
+) -> NDArray[np.float64]:
+    """Sums of whole numbers with noise rounded to whole numbers, in units of 1 / unit."""
+    drawn = normal(exact.size).reshape(exact.shape) * (deviation * unit)
+    return (exact + np.rint(drawn)) / unit
 
 
 def weights_of(patients: NDArray[Any]) -> NDArray[np.float64]:
@@ -203,9 +204,6 @@ def weights_of(patients: NDArray[Any]) -> NDArray[np.float64]:
 def certain_classes(counts: NDArray[np.float64], fewest: int, noise: float) -> NDArray[np.int64]:
     """The classes that have `fewest` images and two standard deviations of the noise, [.].
 
-    Args:
-        counts: Noised numbers of images, [K].
-        fewest: Number of images.
-        noise: Standard deviation of the noise of `counts`.
+    `counts` [K] are noised numbers of images, `noise` is the standard deviation of their noise.
     """
     return np.flatnonzero(counts >= fewest + 2 * noise)

@@ -15,7 +15,6 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from gan.nearest import nearest
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 from gan.presets import StandIn
@@ -160,7 +159,7 @@ def frechet(
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
-        labels: Their labels, int64 [N].
+        labels: int64 [N].
         classes: Number of classes.
         pretrained: Whether the FID is wanted.
         otherwise: The other network.
@@ -200,14 +199,6 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
             cross_entropy(logits, labels[batch]).backward()
             optimizer.step()
     return model.requires_grad_(False).eval()
-
-
-def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:
-    """PLAN's mmL: the mean distance of a synthetic image [N, ...] from the nearest real [M, ...].
-
-    Both are uint8, on the distance's device.
-    """
-    return nearest(synthetic, real, distance)[0].mean().item()
 
 
 @torch.no_grad()

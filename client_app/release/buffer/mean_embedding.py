@@ -8,6 +8,7 @@ which has one owner, the noise follows from the seed. In a deployment, anybody w
 could subtract such noise.
 """
 
+import numpy as np
 from torch import Tensor
 
 from client_app.authority.privacy_account import Account, Spent, noise_for, require_delta
@@ -37,7 +38,7 @@ class MeanEmbeddingSampler:
         self.figures = {"gan-epsilon": settings.gan.epsilon, "gan-delta": settings.gan.delta}
         store = Store(job.folder)
         if not (kept := store.load("statistic")):
-            kept = _release(job).arrays()
+            kept = {name: np.asarray(value) for name, value in vars(_release(job)).items()}
             store.save("statistic", kept)
         self.generator: MomentGenerator | NoisedClasses
         if job.hospital.data.whole:

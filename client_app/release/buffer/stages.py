@@ -14,7 +14,8 @@ from audit.search import Search
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, sample
 from client_app.release.buffer.registry import SAMPLERS, Sampler
-from gan.quality import class_diversity, mean_of_minimal_distances
+from gan.nearest import nearest
+from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
@@ -43,7 +44,7 @@ def make(job: Job) -> Release:
     measured: dict[str, float] = {}
     if not job.hospital.data.whole:  # features have no perceptual distance and no picture
         real = job.learnt if job.hospital.policy else job.train  # figures leave out small classes
-        mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
+        mml = nearest(samples.images, real.images, job.distance)[0].mean().item()  # as in PLAN
         measured = {"mml-perceptual": mml, **diversity(job, samples)}
         draw(job, samples, audit)
     figures = declare({**sampler.figures, **checked, **measured}, job)
