@@ -38,8 +38,8 @@ class Checkpoints:
                     write_whole(self.folder / "plain.pt", plain)
                     first = [each for each in standing["progress"] if each["phase"] == 1]
                     begun = asdict(Standing(2, 0, first[-1]["seconds"])) | {"progress": first}
-                    begun = {**plain, "made-with": self.made_with, "standing": begun}
-                    write_whole(self.folder / "checkpoint.pt", begun)
+                    second = {**plain, "made-with": self.made_with, "standing": begun}
+                    write_whole(self.folder / "checkpoint.pt", second)
                     return
 
     def has(self, name: str) -> bool:
