@@ -25,10 +25,11 @@ from client_app.datasets.own import LISTINGS, name_images, own_data
 from client_app.errors import DataError
 from client_app.release.sums.own import training_images
 from client_app.store import DEFAULT
+from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.evaluation import score
 from learning.intervals import mean_over_splits
 from learning.learners.sums import Sums as Learner
-from learning.sums import KAPPAS, RIDGES, Head, Sums, choose, solve
+from learning.sums import Sums
 from pages.figures import Figure
 from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
 from strategies.protocol.classes import group_spellings, quote, sort_classes

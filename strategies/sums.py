@@ -25,7 +25,7 @@ Deviations:
  2. Classes weigh alike; in the papers images do. With `sums.weights = "equal"` hospitals do, too:
     the sums of each are divided by its number of images, of all tasks that it has added.
  3. λ is relative to the mean eigenvalue of A. There is no bias. FedCGS has Gaussian naive Bayes in
-    the place of the ridge. Totals with noise have another classifier (learning/sums.py).
+    the place of the ridge. Totals with noise have another classifier (learning/closed_form.py).
  4. Own weight κ, masks and noise are ours.
 
 The hospital's half: client_app/release/sums/ring.py.

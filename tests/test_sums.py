@@ -15,8 +15,9 @@ from client_app.datasets import open_data
 from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
 from gan.noised_moments import secure_normal
+from learning.closed_form import RIDGES, solve
 from learning.intervals import Estimate
-from learning.sums import RIDGES, Images, Sums, compute_sums, solve
+from learning.sums import Images, Sums, compute_sums
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order

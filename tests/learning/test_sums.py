@@ -9,19 +9,16 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
+from learning.closed_form import SHARPNESS, Head, choose, solve
 from learning.sums import (
     ALIKE,
     GRID,
     SHARES,
-    SHARPNESS,
-    Head,
     Images,
-    choose,
     compute_sums,
     project,
     random_mask,
     random_noise,
-    solve,
     unfold,
 )
 

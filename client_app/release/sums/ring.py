@@ -27,9 +27,10 @@ from client_app.release.disclosure import open_disclosure
 from client_app.release.sums.own import OwnSums
 from client_app.request import Request
 from client_app.run import Kept, count_visit
+from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.models.taps import last_layer
 from learning.packing import pack_network
-from learning.sums import KAPPAS, RIDGES, Head, Sums, choose, random_mask, solve
+from learning.sums import Sums, random_mask
 from strategies.protocol.parcel import Manifest, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
