@@ -45,9 +45,10 @@ class SumsSettings:
 
     def __post_init__(self) -> None:
         noised = self.epsilon > 0
-        because = "with a sums.epsilon above 0: the choice would reveal images"
-        require(not noised or self.weights == "images", "sums.weights", self.weights, "images")
-        require(not noised or self.ridge > 0, "sums.ridge", self.ridge, f"above 0 {because}")
+        noise = "with a sums.epsilon above 0"
+        weights, because = f"images {noise}", f"above 0 {noise}: the choice would reveal images"
+        require(not noised or self.weights == "images", "sums.weights", self.weights, weights)
+        require(not noised or self.ridge > 0, "sums.ridge", self.ridge, because)
 
 
 def check_sums(record: ArrayRecord, classes: int) -> None:

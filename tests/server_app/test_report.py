@@ -112,6 +112,13 @@ def test_a_run_that_hands_nothing_on_asks_for_no_gain():
     assert "–" not in held.partition("Results by class")[0]
 
 
+@pytest.mark.parametrize("strategy", ["cwt", "sums"])
+def test_the_own_model_of_sums_was_not_trained_for_a_visit(strategy):
+    page = fake_run(ring(("graz", "linz"), 2), strategy=strategy).page()
+    assert ("was trained for one visit only" in page) == (strategy != "sums")
+    assert ("is the closed form of its own sums." in page) == (strategy == "sums")
+
+
 def test_the_worst_model_is_drawn_below_each_mean():
     drawn = unescape(
         fake_run(ring(NAMES, 2, lambda model, at, _: 0.3 if at == "linz" else 0.8)).page()
