@@ -39,9 +39,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache, reduce
+from functools import cache
 from itertools import product
-from operator import getitem
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, TypedDict
@@ -457,7 +456,14 @@ def list_columns(hospitals: int) -> dict[str, Column]:
 
 def _scalar(*keys: str) -> Values:
     """The figure at nested keys of a summary."""
-    return lambda summary: [reduce(getitem, keys, summary)]  # type: ignore[list-item]
+
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        found: Any = summary
+        for key in keys:
+            found = found[key]
+        return [found]
+
+    return values
 
 
 def _last_5(key: str) -> Values:

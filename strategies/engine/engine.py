@@ -184,8 +184,7 @@ class Engine:
             if state.nodes[visit.hospital] in reachable:
                 self._post(self._order(visit))
             else:
-                # So it is asked before its next message.
-                self.run.courier.answering.discard(state.nodes[visit.hospital])
+                self.run.courier.note_absence(state.nodes[visit.hospital])
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
