@@ -229,6 +229,27 @@ def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
         assert "Traceback" not in said
 
 
+def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(0.2); print('whole')"
+    )
+    (tmp_path / "command.py").write_text(
+        "import sys, time, types; from signal import *; import cli\n"
+        "def run(words): import slow; time.sleep(60)\n"
+        "sys.modules['cli.entry'] = types.SimpleNamespace(run=run)\n"
+        "signal(SIGINT, default_int_handler)\n"
+        "cli.main([])"
+    )
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "command.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "whole\n", LINE)
+
+
 def test_the_home_folder_of_a_path_is_found(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(SystemExit):
