@@ -6,7 +6,9 @@ before a visit. A learner declares its needs in `tables` and `check_suited`.
 
 from learning.augmentation import check_augmentation
 from learning.dp_sgd import check_network
+from learning.errors import ModelError
 from learning.learners import LEARNERS
+from learning.learners.plain import batchnorm_layers
 from learning.models import Architecture, activations
 from strategies.protocol.settings import Settings
 
@@ -28,6 +30,11 @@ def check_suited(
     check_augmentation(settings.train.augment, architecture.image_shape)
     network = architecture.skeleton()
     kind.check_suited(network, settings)
+    if settings.train.freeze == "statistics" and not batchnorm_layers(network):
+        raise ModelError(
+            "The setting 'train.freeze' is 'statistics', and the model "
+            f"'{architecture.name}' has no BatchNorm layer: set 'train.freeze' to 'none'."
+        )
     if settings.train.dp.noise_multiplier:
         check_network(network)
     if sized:

@@ -32,7 +32,7 @@ class FedRewind(Learner):
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the network's mode."""
-        self.model.train(epoch <= self.training_epochs)
+        self.set_mode(epoch <= self.training_epochs)
 
 
 class FedRewindAveraged(FedRewind):

@@ -114,7 +114,7 @@ class LwF(FromBefore):
     def begin_epoch(self, epoch: int) -> None:
         """Warm up in epochs below 1, and then train."""
         self.warming = epoch < 1
-        self.model.train(not self.warming)
+        self.set_mode(not self.warming)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch [N]."""

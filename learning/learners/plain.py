@@ -84,7 +84,14 @@ class Learner:
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the network's mode for an epoch, numbered from 1 (after a warm-up)."""
-        self.model.train()
+        self.set_mode(training=True)
+
+    def set_mode(self, training: bool) -> None:
+        """Set the network's mode; BatchNorm's statistics may be frozen (`train.freeze`)."""
+        self.model.train(training)
+        if self.settings.train.freeze == "statistics":
+            for module in batchnorm_layers(self.model).values():
+                module.eval()
 
     def trained_parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that the optimizer changes; here the network's."""
@@ -171,11 +178,16 @@ class Plain(Learner):
     """Cross-entropy alone."""
 
 
+def batchnorm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """All BatchNorm layers, by name."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+
+
 def batchnorm_keys(model: nn.Module, *, statistics_alone: bool = False) -> set[str]:
     """State-dict keys of all BatchNorm layers, or of their running statistics and counters."""
     return {
         f"{prefix}.{name}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for prefix, module in batchnorm_layers(model).items()
         for name in (dict(module.named_buffers()) if statistics_alone else module.state_dict())
     }

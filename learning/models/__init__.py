@@ -17,7 +17,7 @@ from torch import nn
 from learning.errors import ModelError
 from learning.models.embedding import EmbeddingNetwork
 from learning.models.frozen import head, use_unit_features
-from learning.models.pixels import SCALES, scale_input
+from learning.models.pixels import SCALES, put_channels_last, scale_input
 from learning.models.rotation import rotation_network, rotation_resnet18
 from learning.models.saliency import SER_NETWORKS
 from learning.models.small import cnn, mlp, resnet18_32
@@ -106,6 +106,8 @@ class Architecture:
         except _FAILURES as error:
             raise self._refuse(error) from error
         scale_input(network, self.pixels)
+        if self.name not in (HEAD, *MODELS):
+            put_channels_last(network)
         if self.frozen:
             use_unit_features(network)
         return network

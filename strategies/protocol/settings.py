@@ -153,7 +153,7 @@ class TrainSettings:
     weight_decay: Amount
     halve_every: Count
     augment: _Augment
-    freeze: Literal["none", "body"]
+    freeze: Literal["none", "statistics", "body"]
     dp: DPSettings
 
     def __post_init__(self) -> None:

@@ -138,19 +138,22 @@ def test_weights_of_another_network_are_refused_before_it_is_built(saved, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "pixels"), [("cnn", "per-image"), ("mlp", "unit")])
+@pytest.mark.parametrize(
+    ("name", "pixels"), [("cnn", "per-image"), ("mlp", "unit"), ("resnet18", "imagenet")]
+)
 def test_onnx_computes_what_torch_does(name, pixels, tmp_path):
     """For any number of images; the manifest is in the file."""
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     runtime = pytest.importorskip("onnxruntime")
-    blueprint = architecture(name, pixels=pixels)
+    channels = 3 if pixels == "imagenet" else 1
+    blueprint = architecture(name, pixels=pixels, channels=channels)
     network = blueprint.build()
-    network(torch.randint(0, 256, (8, 1, 16, 16), dtype=torch.uint8))
+    network(torch.randint(0, 256, (8, channels, 16, 16), dtype=torch.uint8))
     manifest = manifest_of(blueprint)
     save_onnx(tmp_path / "m.onnx", network, manifest)
     session = runtime.InferenceSession(tmp_path / "m.onnx")
     for count in (1, 5):
-        images = torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8)
+        images = torch.randint(0, 256, (count, channels, 16, 16), dtype=torch.uint8)
         (found,) = session.run(["probabilities"], {"images": images.numpy()})
         expected = probabilities(network, images, 1e12)
         np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)

@@ -92,6 +92,20 @@ def test_the_scale_is_the_architecture_s_and_leaves_its_entries_alone():
     assert [round(network(IMAGES)[0, 0].item(), 6) for network in both] == [0.4, -0.2]
 
 
+def test_networks_of_libraries_compute_with_channels_at_the_end():
+    """On a CPU; weights stay as they are stored."""
+    network = architecture("resnet18", channels=3, size=32).build().eval()
+    seen = []
+    network.layer1.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    found = network(images)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert all(each.is_contiguous() for each in network.parameters())
+    network._forward_pre_hooks.popitem()
+    torch.testing.assert_close(found, network(images))
+    assert seen[1].is_contiguous()
+
+
 def test_a_per_image_scale_is_over_all_channels():
     network = nn.Flatten()
     scale_input(network, "per-image")

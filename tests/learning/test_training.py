@@ -9,15 +9,16 @@ from torch import nn
 
 from learning.augmentation import AUGMENTATIONS, Draws
 from learning.balance import class_weights, focal_losses
-from learning.errors import DeadlineError
+from learning.errors import DeadlineError, ModelError
 from learning.learners import LEARNERS
 from learning.learners.centralized import Centralized
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
-from learning.learners.plain import Plain, Received
+from learning.learners.plain import Plain, Received, batchnorm_keys
 from learning.models import Architecture
 from learning.samples import Samples, concatenate
+from learning.suited import check_suited
 from learning.training import batches, epoch_order, train
 from strategies.fedavg import CARRIED
 from strategies.protocol.settings import Settings, SettingsError
@@ -395,3 +396,21 @@ def test_centralized_puts_everything_on_one_heap():
 def test_centralized_on_buffers_alone_has_no_other_images():
     learner = learner_of(Centralized, network(), data(0), Received([grey(1, 0), grey(9, 2)]))
     assert torch.bincount(learner.samples.labels).tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "fedprox", "fedrewind", "fedrewind-averaged", "lwf", "er"]
+)
+def test_frozen_statistics_stay_and_weights_train(name):
+    before = {key: each.clone() for key, each in network("cnn").state_dict().items()}
+    after, _ = visit(name, network("cnn"), train__freeze="statistics")
+    frozen = batchnorm_keys(network("cnn"), statistics_alone=True)
+    assert len(frozen) == 12
+    assert {key for key in before if torch.equal(before[key], after[key])} == frozen
+
+
+def test_frozen_statistics_need_batchnorm():
+    chosen = settings(train__freeze="statistics")
+    check_suited("plain", Architecture("cnn", 1, 8, 8, 3), chosen)
+    with pytest.raises(ModelError, match="model 'mlp' has no BatchNorm layer: set 'train.freeze'"):
+        check_suited("plain", Architecture("mlp", 1, 8, 8, 3, (16,)), chosen)
