@@ -143,13 +143,17 @@ def write_predictions(
                 if chunk.entries:
                     scores = predictor.probabilities(chunk.images)
                     for entry, row in zip(chunk.entries, scores, strict=True):
+                        if not row.isfinite().all():
+                            reason = "gets numbers from the model that are not finite"
+                            unusable.append(Unusable(entry.where, reason))
+                            continue
+                        done += 1
                         slices = [entry.slice] if sliced else []
                         predicted = predictor.classes[int(row.argmax())]
                         figures = [f"{value:.6f}" for value in row.tolist()]
                         path = to_utf8(os.path.relpath(entry.file, base))
                         line = [path, *slices, predicted, *figures]
                         writer.writerow(map(inert, line))
-                done += len(chunk.entries)
                 unusable += chunk.unusable
                 progress(done + len(unusable), len(entries) + len(listing.unusable))
     return done, unusable

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import re
 import shlex
@@ -495,6 +496,23 @@ def test_damaged_files_are_named_and_skipped(run, call, tmp_path):
         "width)."
     )
     assert [row[0] for row in table(output)[1:]] == ["'=cmd|calc.png", "deep/b.png"]
+
+
+def test_an_image_without_finite_probabilities_has_no_class(run, call, tmp_path, monkeypatch):
+    for k in range(2):
+        draw(tmp_path / "data" / f"{k}.png", "upper", k)
+    found = torch.tensor([[math.nan, math.nan], [0.25, 0.75]])
+    monkeypatch.setattr(predicting.Predictor, "probabilities", lambda self, images: found)
+    output = tmp_path / "out.csv"
+    status, printed = call(
+        *("predict", "--model", "graz", *run.hospital("linz")),
+        *("--data", tmp_path / "data", "--output", output),
+    )
+    assert status == 1
+    assert "1 image predicted, 1 skipped" in printed.out
+    reason = "gets numbers from the model that are not finite"
+    assert printed.err == f"Skipped 0.png: {reason}.\n"
+    assert [row[0] for row in table(output)[1:]] == ["1.png"]
 
 
 def test_a_manifest_needs_no_labels(run, call, tmp_path):
