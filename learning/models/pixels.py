@@ -1,8 +1,8 @@
-"""The scaling of an image's bytes for a network: the setting `pixels`.
+"""The first steps of a network: the scale of an image's bytes, and their order in memory.
 
-Every network takes bytes and begins with this scaling, so nobody can use another scale. A head
-takes features instead, which are not scaled. Shapes: `N` images, `C` channels, `H, W` pixels; bytes
-are uint8, results float32.
+The setting `pixels` names the scale. Every network takes bytes and begins with this scaling, so
+nobody can use another scale. A head takes features instead, which are not scaled. Shapes: `N`
+images, `C` channels, `H, W` pixels; bytes are uint8, results float32.
 """
 
 from collections.abc import Callable
