@@ -25,7 +25,7 @@ from learning.cpu import prepare_cpu
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
-from learning.models.preprocessing import pixels_of
+from learning.models.preprocessing import pixels_of, sees_unit_features
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
 from strategies.protocol.files import expand
@@ -78,12 +78,12 @@ class Hospital:
     @property
     def architecture(self) -> Architecture:
         """The architecture of the hospital's first network, for its images or features."""
-        channels, height, width = self.data.train.shape
-        classes, hidden = len(self.data.classes), self.settings.mlp.widths
+        shape, classes = self.data.train.shape, len(self.data.classes)
         if self.data.whole:
-            return replace(self.data.whole, classes=classes).head(channels)
+            return replace(self.data.whole, classes=classes).head(shape[0])
         pixels = pixels_of(self.settings, self.model)
-        return Architecture(self.model, channels, height, width, classes, hidden, pixels)
+        unit, hidden = sees_unit_features(self.settings.pretrained), self.settings.mlp.widths
+        return Architecture(self.model, *shape, classes, hidden, pixels, unit_features=unit)
 
     @property
     def memory_of_a_visit(self) -> tuple[int, int, int]:
@@ -108,7 +108,8 @@ class Hospital:
     def first_model(self, own_start: bool = False) -> nn.Module:
         """A network with random weights or, with the setting `pretrained`, with trained ones.
 
-        A head on features always has random weights: `pretrained` is for the frozen network.
+        A head on features starts from the head of an exported frozen network, if `pretrained`
+        names one for the same classes. Else `pretrained` is for the frozen network alone.
 
         With `own_start` the hospital has its own random weights; else all hospitals have the same.
 
@@ -118,10 +119,14 @@ class Hospital:
         architecture, settings = self.architecture, self.settings
         with use_seed(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
-        if settings.pretrained and not self.data.whole:
-            from learning.models.pretrained import load_pretrained  # also imports torchvision
+        if settings.pretrained:
+            # Also imports torchvision.
+            from learning.models.pretrained import load_head, load_pretrained
 
-            load_pretrained(network, architecture, settings.pretrained, self.data.classes)
+            if self.data.whole:
+                load_head(network, settings.pretrained, self.data.classes)
+            else:
+                load_pretrained(network, architecture, settings.pretrained, self.data.classes)
         return network
 
     def select_task(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":

@@ -7,6 +7,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
 from client_app import datasets
@@ -19,11 +20,13 @@ from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.hospital import open_hospital
 from client_app.release.buffer import _seed
 from learning.errors import ModelError
-from learning.export import ModelManifest, load_model, save_model, save_onnx
+from learning.export import ENTRY, ModelManifest, load_model, read_state, save_model, save_onnx
 from learning.model_card import model_card
 from learning.models import Architecture
 from learning.models.frozen import Body, weights_hash
+from learning.models.pretrained import load_head
 from learning.models.whole import frozen_network, whole_network
+from learning.packing import unpack_network
 from learning.randomness import use_seed
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
@@ -170,6 +173,81 @@ def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
     with torch.no_grad():
         expected = head[0](Body(cnn())(images)[:, :, None, None])
         torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def exported(tmp_path, head):
+    """The file of the whole network behind `head`."""
+    classes = [str(k) for k in range(10)]
+    label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
+    manifest = ModelManifest.from_label(label, settings(), "run")
+    save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
+    return tmp_path / "m.safetensors"
+
+
+def starting(tmp_path, pretrained, **changes):
+    """A hospital of a run that starts from a file."""
+    chosen = {**FROZEN, "partition": "iid", "pretrained": str(pretrained), **changes}
+    return open_hospital(context(0, 3, run_config(**chosen), **{"store-dir": str(tmp_path)}))
+
+
+@pytest.mark.parametrize("freeze", ["body", "none"])
+@pytest.mark.parametrize("own_start", [True, False])
+def test_a_run_starts_from_an_exported_head(tmp_path, head, exported, digits, freeze, own_start):
+    hospital = starting(tmp_path, exported, train__freeze=freeze)
+    network = hospital.first_model(own_start).eval()
+    with torch.no_grad():
+        found, expected = network(hospital.data.test.images), head[0](digits.test.images)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("freeze", ["body", "none"])
+def test_a_head_for_other_classes_is_left_out(tmp_path, exported, freeze):
+    hospital = starting(tmp_path, exported, train__freeze=freeze)
+    names = "abcdefghij"
+    other = replace(hospital, data=replace(hospital.data, classes=[*names]))
+    started = [
+        [*replace(other, settings=replace(other.settings, seed=seed)).first_model().parameters()]
+        for seed in (0, 1)
+    ]
+    *same, weight, bias = [torch.equal(*pair) for pair in zip(*started, strict=True)]
+    assert all(same)
+    assert not weight
+    assert not bias
+
+
+@pytest.mark.parametrize("freeze", ["body", "statistics"])
+def test_a_model_that_started_from_an_exported_head_is_a_start_too(
+    tmp_path, head, exported, digits, freeze
+):
+    changes = {**FROZEN, "train__freeze": freeze, "partition": "iid", "pretrained": str(exported)}
+    state, ledger, _ = federate(tmp_path / "run", "cwc", **changes, train__learning_rate=1e-12)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    parcel = next(iter(parcels_of(state).values()))
+    label, chosen = Manifest.read(parcel), settings(**changes)
+    network = unpack_network(parcel, label, {}, torch.device("cpu"))
+    network = whole_network(network, Architecture.from_json(label.architecture), chosen)
+    save_model(tmp_path / "n.safetensors", network, ModelManifest.from_label(label, chosen, "run"))
+    for freeze in ("body", "none"):
+        hospital = starting(tmp_path, tmp_path / "n.safetensors", train__freeze=freeze)
+        with torch.no_grad():
+            found = hospital.first_model().eval()(hospital.data.test.images)
+            expected = head[0](digits.test.images)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_damaged_head_is_refused(tmp_path, exported):
+    state, manifest = read_state(exported)
+    del state["14.bias"]
+    save_file(state, exported, {ENTRY: manifest.to_json()})
+    with pytest.raises(
+        ModelError, match=r"last layer of 'pretrained'.* is damaged: it has no 'bias'"
+    ):
+        load_head(
+            Architecture.from_json(manifest.architecture).head(128).build(),
+            str(exported),
+            manifest.classes,
+        )
 
 
 @pytest.mark.extra

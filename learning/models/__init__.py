@@ -29,7 +29,7 @@ from strategies.protocol.shapes import ShapeError, from_json
 MAX_SIZE = 2**20  # of a layer, and of a number of classes
 MAX_LAYERS = 100  # hidden layers of an mlp
 HEAD = "head"  # the one network for features
-_FROZEN = ("frozen", "whole")
+_OPTIONAL = ("frozen", "whole", "unit_features")
 # Libraries of networks raise these for sizes that they do not support.
 _FAILURES = (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError)
 
@@ -54,6 +54,7 @@ class Architecture:
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
     frozen: str = ""  # SHA-256 of all weights but the last layer's, if these are frozen
     whole: str = ""  # of a head: the description, as JSON, of the network that it completes
+    unit_features: bool = False  # as of a frozen network: the last layer sees features of length 1
 
     def __post_init__(self) -> None:
         sides, sizes = self.image_shape, (self.classes, *self.hidden)
@@ -108,7 +109,7 @@ class Architecture:
         scale_input(network, self.pixels)
         if self.name not in (HEAD, *MODELS):
             put_channels_last(network)
-        if self.frozen:
+        if self.frozen or self.unit_features:
             use_unit_features(network)
         return network
 
@@ -142,7 +143,7 @@ class Architecture:
     def to_json(self) -> str:
         """The description as JSON; without the facts of frozen networks if there are none."""
         facts = asdict(self)
-        return json.dumps({key: facts[key] for key in facts if key not in _FROZEN or facts[key]})
+        return json.dumps({key: facts[key] for key in facts if key not in _OPTIONAL or facts[key]})
 
     @classmethod
     def from_json(cls, text: str) -> "Architecture":

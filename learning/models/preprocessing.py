@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from learning.errors import ModelError
 from learning.export import ENTRY, read_manifest
+from learning.models import Architecture
 from learning.models.timm_model import TIMM, timm_config
 from strategies.protocol.settings import Settings
 
@@ -63,14 +64,31 @@ def preprocessing(model: str, source: str) -> Preprocessing | None:
     if source == LITE0:
         return Preprocessing("lite", 224)
     if is_exported(source):
-        try:
-            network = read_manifest(Path(source)).network
-        except ModelError as error:
-            raise ModelError(
-                f"The setting 'pretrained' names no exported model. {error}"
-            ) from error
+        network = _exported_network(source)
         return Preprocessing(network.pixels, network.height)
     return _published_preprocessing(model)
+
+
+def sees_unit_features(source: str) -> bool:
+    """Whether the last layer of weights (the setting `pretrained`) sees features of length 1.
+
+    This holds for an exported model whose body was frozen, and for one that started from such a
+    model.
+
+    Raises:
+        ModelError: An exported model cannot be read.
+    """
+    if not is_exported(source):
+        return False
+    network = _exported_network(source)
+    return network.unit_features or bool(network.frozen)
+
+
+def _exported_network(source: str) -> Architecture:
+    try:
+        return read_manifest(Path(source)).network
+    except ModelError as error:
+        raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
 
 
 def is_exported(source: str) -> bool:

@@ -29,8 +29,10 @@ from learning.models.preprocessing import (
     LITE0_MODEL,
     is_exported,
     preprocessing,
+    sees_unit_features,
 )
 from learning.models.saliency import SER_NETWORKS, SaliencyNetwork, backbone_of
+from learning.models.taps import last_layer, last_name
 from learning.models.timm_model import TIMM, timm_config
 from learning.models.torchvision_model import published_weights
 from learning.packing import part
@@ -46,11 +48,10 @@ def load_pretrained(
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
-    classes; its head is loaded if the classes are the same and its body was not frozen. From an
-    exported saliency network (a model ser-...) a network of this kind gets the encoder and the
-    decoder. Any other network gets the encoder, as in SER's paper. The classifier is not loaded. A
-    warning is logged if the images have another scale or size than those that the weights were
-    trained on.
+    classes; its head is loaded if the classes are the same. From an exported saliency network (a
+    model ser-...) a network of this kind gets the encoder and the decoder. Any other network gets
+    the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
+    have another scale or size than those that the weights were trained on.
 
     Args:
         network: As `architecture` has built it.
@@ -110,6 +111,30 @@ def load_pretrained(
             f"these have {architecture.height} x {architecture.width}: the features are worse. Set "
             f"'image-size' to {trained.size}."
         )
+
+
+def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
+    """Replace the weights of a new head on features by those of an exported model.
+
+    The head keeps its random weights if its classes are not those of an exported model whose last
+    layer sees features of length 1. The frozen body of the features has its weights from the same
+    source.
+
+    Args:
+        head: As `frozen.head` has built it.
+        source: As of `load_pretrained`.
+        classes: The names of the head's classes.
+
+    Raises:
+        ModelError: The file is damaged.
+    """
+    if not sees_unit_features(source):
+        return
+    state, manifest = read_state(Path(source))
+    if manifest.classes == list(classes):
+        weights = part(state, f"{last_name(manifest.network.skeleton())}.")
+        if reason := _misfit(last_layer(head), weights, {}):
+            raise ModelError(f"The last layer of 'pretrained' ('{source}') is damaged: {reason}.")
 
 
 @cache
@@ -177,8 +202,7 @@ def _load_exported(
         for what in ("name", "channels", "pixels")
         if getattr(theirs, what) != getattr(ours, what)
     ]
-    # The head of a frozen network is for features of length 1.
-    same = list(classes) == manifest.classes and not saliency and not theirs.frozen
+    same = list(classes) == manifest.classes and not saliency
     head = {} if same else head_state(network, architecture)
     if isinstance(network, SaliencyNetwork) and saliency:
         mine, parts = network.state_dict(), ("encoder.", "decoder.")

@@ -22,6 +22,7 @@ from learning.export import (
 )
 from learning.model_card import model_card
 from learning.models import Architecture
+from learning.models.preprocessing import sees_unit_features
 from learning.models.pretrained import load_pretrained
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
@@ -258,17 +259,21 @@ def test_any_network_starts_from_an_exported_model(name, same, tmp_path):
         assert torch.equal(value, (fresh if entry in head and not same else expected)[entry])
 
 
-def test_the_last_layer_of_a_frozen_network_is_left_out(tmp_path):
-    """It is for features of length 1, and those of a network that trains have any length."""
-    frozen = architecture(frozen="0" * 64)
-    trained, network = frozen.build(), architecture().build()
-    save_model(tmp_path / "m.safetensors", trained, manifest_of(frozen))
-    *body, weight, bias = trained.state_dict()
-    fresh = {name: network.state_dict()[name].clone() for name in (weight, bias)}
-    load_pretrained(network, architecture(), str(tmp_path / "m.safetensors"), CLASSES)
-    expected = {name: trained.state_dict()[name] for name in body}
-    expected |= fresh
-    assert all(torch.equal(each, expected[name]) for name, each in network.state_dict().items())
+@pytest.mark.parametrize("facts", [{"frozen": "0" * 64}, {"unit_features": True}])
+def test_a_network_starts_from_an_exported_one_that_was_frozen(facts, tmp_path):
+    """Its last layer sees features of length 1, too."""
+    exported = architecture(**facts)
+    trained = exported.build().eval()
+    save_model(tmp_path / "m.safetensors", trained, manifest_of(exported))
+    ours = architecture(unit_features=sees_unit_features(str(tmp_path / "m.safetensors")))
+    network = ours.build().eval()
+    load_pretrained(network, ours, str(tmp_path / "m.safetensors"), CLASSES)
+    images = torch.randint(256, (5, *ours.image_shape), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(network(images), trained(images))
+        bare = architecture().build().eval()
+        bare.load_state_dict(network.state_dict())
+        assert not torch.allclose(bare(images), trained(images))
 
 
 def test_other_sizes_fit_where_weights_do_not_depend_on_them(tmp_path):
