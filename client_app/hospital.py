@@ -25,7 +25,7 @@ from learning.cpu import prepare_cpu
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
-from learning.models.preprocessing import pixels_of, sees_unit_features
+from learning.models.preprocessing import have_unit_features, pixels_of
 from learning.randomness import use_seed
 from learning.samples import Samples, concatenate
 from strategies.protocol.files import expand
@@ -82,7 +82,7 @@ class Hospital:
         if self.data.whole:
             return replace(self.data.whole, classes=classes).head(shape[0])
         pixels = pixels_of(self.settings, self.model)
-        unit, hidden = sees_unit_features(self.settings.pretrained), self.settings.mlp.widths
+        unit, hidden = have_unit_features(self.settings.pretrained), self.settings.mlp.widths
         return Architecture(self.model, *shape, classes, hidden, pixels, unit_features=unit)
 
     @property

@@ -160,21 +160,6 @@ def test_a_head_for_other_frozen_weights_is_refused(head):
         whole_network(head[0], head[1], settings(seed=1))
 
 
-def test_the_file_of_a_head_has_the_whole_network(tmp_path, head):
-    classes = [str(k) for k in range(10)]
-    label = Manifest("graz", head[1].to_json(), classes, hashes=["model=" + "0" * 64])
-    manifest = ModelManifest.from_label(label, settings(), "run")
-    save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
-    network, read = load_model(tmp_path / "m.safetensors")
-    frozen = frozen_network(settings(), (1, 8, 8))[1].frozen
-    assert f"were frozen; their SHA-256 is {frozen}." in model_card(read)
-    assert (read.network.name, read.network.image_shape) == ("cnn", (1, 8, 8))
-    images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = head[0](Body(cnn())(images)[:, :, None, None])
-        torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-5)
-
-
 @pytest.fixture
 def exported(tmp_path, head):
     """The file of the whole network behind `head`."""
@@ -183,6 +168,17 @@ def exported(tmp_path, head):
     manifest = ModelManifest.from_label(label, settings(), "run")
     save_model(tmp_path / "m.safetensors", whole_network(head[0], head[1], settings()), manifest)
     return tmp_path / "m.safetensors"
+
+
+def test_the_file_of_a_head_has_the_whole_network(head, exported):
+    network, read = load_model(exported)
+    frozen = frozen_network(settings(), (1, 8, 8))[1].frozen
+    assert f"were frozen; their SHA-256 is {frozen}." in model_card(read)
+    assert (read.network.name, read.network.image_shape) == ("cnn", (1, 8, 8))
+    images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = head[0](Body(cnn())(images)[:, :, None, None])
+        torch.testing.assert_close(network(images), expected, atol=1e-5, rtol=1e-5)
 
 
 def starting(tmp_path, pretrained, **changes):

@@ -54,7 +54,7 @@ class Architecture:
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
     frozen: str = ""  # SHA-256 of all weights but the last layer's, if these are frozen
     whole: str = ""  # of a head: the description, as JSON, of the network that it completes
-    unit_features: bool = False  # as of a frozen network: the last layer sees features of length 1
+    unit_features: bool = False  # whether it trains and has unit features (`has_unit_features`)
 
     def __post_init__(self) -> None:
         sides, sizes = self.image_shape, (self.classes, *self.hidden)
@@ -109,7 +109,7 @@ class Architecture:
         scale_input(network, self.pixels)
         if self.name not in (HEAD, *MODELS):
             put_channels_last(network)
-        if self.frozen or self.unit_features:
+        if self.has_unit_features:
             use_unit_features(network)
         return network
 
@@ -129,6 +129,11 @@ class Architecture:
             f"The model {self.name!r} cannot take {self.channels}x{self.height}x{self.width} "
             f"images: {reason}. Choose another model or image-size."
         )
+
+    @property
+    def has_unit_features(self) -> bool:
+        """Whether the last layer sees features of length 1: the body is frozen, or was before."""
+        return self.unit_features or bool(self.frozen)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -69,19 +69,13 @@ def preprocessing(model: str, source: str) -> Preprocessing | None:
     return _published_preprocessing(model)
 
 
-def sees_unit_features(source: str) -> bool:
-    """Whether the last layer of weights (the setting `pretrained`) sees features of length 1.
-
-    This holds for an exported model whose body was frozen, and for one that started from such a
-    model.
+def have_unit_features(source: str) -> bool:
+    """Whether the weights of a setting `pretrained` are for unit features (`Architecture`).
 
     Raises:
         ModelError: An exported model cannot be read.
     """
-    if not is_exported(source):
-        return False
-    network = _exported_network(source)
-    return network.unit_features or bool(network.frozen)
+    return is_exported(source) and _exported_network(source).has_unit_features
 
 
 def _exported_network(source: str) -> Architecture:

@@ -29,7 +29,6 @@ from learning.models.preprocessing import (
     LITE0_MODEL,
     is_exported,
     preprocessing,
-    sees_unit_features,
 )
 from learning.models.saliency import SER_NETWORKS, SaliencyNetwork, backbone_of
 from learning.models.taps import last_layer, last_name
@@ -116,9 +115,8 @@ def load_pretrained(
 def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
     """Replace the weights of a new head on features by those of an exported model.
 
-    The head keeps its random weights if its classes are not those of an exported model whose last
-    layer sees features of length 1. The frozen body of the features has its weights from the same
-    source.
+    The head keeps its random weights if the source is no exported model with the same classes and
+    with features of length 1. The frozen body of the features has its weights from the same source.
 
     Args:
         head: As `frozen.head` has built it.
@@ -128,11 +126,12 @@ def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
     Raises:
         ModelError: The file is damaged.
     """
-    if not sees_unit_features(source):
+    if not is_exported(source):
         return
     state, manifest = read_state(Path(source))
-    if manifest.classes == list(classes):
-        weights = part(state, f"{last_name(manifest.network.skeleton())}.")
+    network = manifest.network
+    if network.has_unit_features and manifest.classes == list(classes):
+        weights = part(state, f"{last_name(network.skeleton())}.")
         if reason := _misfit(last_layer(head), weights, {}):
             raise ModelError(f"The last layer of 'pretrained' ('{source}') is damaged: {reason}.")
 

@@ -22,7 +22,7 @@ from learning.export import (
 )
 from learning.model_card import model_card
 from learning.models import Architecture
-from learning.models.preprocessing import sees_unit_features
+from learning.models.preprocessing import have_unit_features
 from learning.models.pretrained import load_pretrained
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
@@ -265,7 +265,7 @@ def test_a_network_starts_from_an_exported_one_that_was_frozen(facts, tmp_path):
     exported = architecture(**facts)
     trained = exported.build().eval()
     save_model(tmp_path / "m.safetensors", trained, manifest_of(exported))
-    ours = architecture(unit_features=sees_unit_features(str(tmp_path / "m.safetensors")))
+    ours = architecture(unit_features=have_unit_features(str(tmp_path / "m.safetensors")))
     network = ours.build().eval()
     load_pretrained(network, ours, str(tmp_path / "m.safetensors"), CLASSES)
     images = torch.randint(256, (5, *ours.image_shape), dtype=torch.uint8)
