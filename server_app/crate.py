@@ -20,14 +20,16 @@ from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
 from strategies.protocol.text import amount
 
-# The content of each file of a result directory, by the end of its path.
+# The content of each file of a result directory, by a pattern of its path.
+MODELS = "parcels/*.npz"
 ABOUT = {
     "config.toml": "The settings of the run.",
     "metrics.jsonl": "The events of the run, one on each line.",
     "summary.json": "The figures of the run.",
     "accuracy_matrix.csv": "The accuracy of every model at every hospital.",
     "report.html": "The figures as a page, with pictures.",
-    ".npz": "A model, or a sealed model, with its label.",
+    MODELS: "A model, or a sealed model, with its label.",
+    "checkpoint/*": "A part of the state with which the run can be resumed.",
 }
 INPUT = "config.toml"
 
@@ -54,7 +56,7 @@ def write_run_crate(folder: Path) -> Path:
     events = [event for event, _ in read_events(folder / LOG)]
     if participants(events) != summary.hospitals:
         raise CrateError(f"summary.json and {LOG} in {folder} are not of one run.")
-    models = {each: _label(folder / each) for each in files if each.endswith(".npz")}
+    models = {each: _label(folder / each) for each in files if Path(each).match(MODELS)}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         contents = _contents(folder, summary, events, files, models, now)
@@ -129,7 +131,8 @@ def _contents(
 
 
 def _description(file: str) -> str:
-    return next((text for end, text in ABOUT.items() if file.endswith(end)), "A file of the run.")
+    found = (text for pattern, text in ABOUT.items() if Path(file).match(pattern))
+    return next(found, "A file of the run.")
 
 
 def _images(data: Mapping[str, Any]) -> str:

@@ -114,6 +114,23 @@ def test_a_model_names_the_hospitals_that_trained_it(folder):
     assert one(crate, "parcels/B.npz").get("creator") is None
 
 
+def test_a_failed_run_has_a_crate_with_its_checkpoint(tmp_path, events):
+    """A checkpoint has parcels without a model, such as the synthetic images of a hospital."""
+    results = Results.open(settings(output_dir=str(tmp_path / "runs"), strategy="feder"))[0]
+    run(results, events)
+    state = at(results, "A")
+    label = Manifest("B", "net", ["a", "b"])
+    images = {"buffer": ArrayRecord({"images": Array(np.ones(2, "f4"))})}
+    state.buffers["B"] = state.shelf.put(pack(images, label))
+    results.keep(state)
+    results.fail(RuntimeError("The power went."), state)
+    copy = shutil.copytree(results.path, tmp_path / results.path.name)
+    crate = rocrate.ROCrate(write_run_crate(copy).parent)
+    kept = one(crate, f"checkpoint/{state.buffers['B']}.npz")
+    assert kept["description"] == "A part of the state with which the run can be resumed."
+    assert one(crate, "#check-1")["name"] == "Hashes of 1 model, by their labels: OK"
+
+
 def test_checks_are_those_that_somebody_made(folder):
     """A hospital's sign-off is known if it is real; no person has checked the folder."""
     crate = rocrate.ROCrate(write_run_crate(folder).parent)
