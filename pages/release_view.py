@@ -51,11 +51,11 @@ def release_checks(
 
     `attacked` is the outcome of attacks on its images, which stays at the hospital.
     """
-    noun = noun_of(config)
-    rows = [each.reword(noun) for each in check_rows(figures, config)]
+    rows = [*check_rows(figures, config)]
     if attacked is not None:
-        rows += attack_checks(attacked, noun) or [Check(LEAK, "no attack was tried", "", LOOK)]
-    return Checks(rows, [*remarks(figures)])
+        rows += attack_checks(attacked) or [Check(LEAK, "no attack was tried", "", LOOK)]
+    noun = noun_of(config)
+    return Checks([each.reword(noun) for each in rows], [*remarks(figures)])
 
 
 def noun_of(config: Mapping[str, Any]) -> str:
@@ -72,12 +72,12 @@ def reword(text: str, noun: str) -> str:
     )
 
 
-def attack_checks(attacked: Mapping[str, Any], noun: str) -> list[Check]:
+def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
     """The rows of membership attacks and of their positive control; empty without attacks."""
     if not (leak := attacked.get("leak")):
         return []
     limit, noticed = attacked["limit"], attacked["noticed"]
-    rows = [
+    return [
         Check(
             LEAK,
             f"{leak['value']:.3f} ({leak['low']:.3f} to {leak['high']:.3f})",
@@ -91,7 +91,6 @@ def attack_checks(attacked: Mapping[str, Any], noun: str) -> list[Check]:
             UNABLE if noticed is None else PASS,
         ),
     ]
-    return [each.reword(noun) for each in rows]
 
 
 def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:

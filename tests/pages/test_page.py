@@ -5,6 +5,7 @@ import pytest
 from pages.page import Marked, render, value_text
 from pages.pictures import named_strip
 from pages.plots import Block, Cell, Cells, Line, chart, heat, steps
+from pages.release_view import release_checks
 from tests.pages.macros import call
 
 HOSTILE = "<b>\"'&"
@@ -101,3 +102,10 @@ def test_lines_have_the_axis_that_they_need(values, ticks):
     drawn = chart("t", [Line("a", range(len(values)), values)] if values == values else [])
     texts = [each.text for each in drawn.shapes if each.tag == "text"]
     assert texts[:5] == [f"{tick:g}" for tick in ticks]
+
+
+def test_checks_of_features_are_not_about_images():
+    """Also where no attack was tried."""
+    [leak] = release_checks({}, {"train": {"freeze": "body"}}, {}).rows
+    assert "copies of training vectors" in leak.question
+    assert leak.measured == "no attack was tried"

@@ -57,7 +57,7 @@ def page(dossier: Json, digest: str, signer: str) -> str:
         checked=release_checks({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
         attacks=[f"{each['attack']}: {reword(ATTACKS[each['attack']], noun)}" for each in trials],
         trials=[[attack, reword(words, noun), *ends] for attack, words, *ends in _rows(trials)],
-        decisive=attack_checks(attacked, noun),
+        decisive=[each.reword(noun) for each in attack_checks(attacked)],
         legal=[
             [each.question, *(reword(text, noun) for text in (each.speaks or NOTHING, each.silent))]
             for each in answers(dossier)
