@@ -103,6 +103,8 @@ class Followed:
 
     def look(self) -> list[Event]:
         """Read the new lines; returns the new events."""
+        if (self.path / LOG).stat().st_size < self._read:  # a resumed run has dropped events
+            vars(self).update(vars(Followed.open(self.path)))
         # summary.json is read first, since it is written last: then all events are there.
         under_way = UnderWay()
         with suppress(FileNotFoundError):
@@ -170,10 +172,7 @@ class Followed:
 
 
 def follow(place: Path, console: Console) -> int:
-    """Show a run until its end; returns the exit status.
-
-    The place is a result directory, or a folder of result directories; it need not exist yet.
-    """
+    """Show the run of a place, as in `watch`, until its end; returns the exit status."""
     run = Followed.open(_find_run(place, console))
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:

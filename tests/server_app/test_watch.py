@@ -192,6 +192,20 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(begin):
     assert [event.verb for event in run.look()] == ["train"]
 
 
+def test_the_events_that_a_resumed_run_drops_are_forgotten(begin):
+    """A resumed run cuts its file down to the checkpoint, here after one of three events."""
+    results = begin()
+    for hospital in "ABC":
+        results.record(Event("query.enrol", 0, 0, hospital))
+    run, file = Followed.open(results.path), results.path / "metrics.jsonl"
+    assert [event.hospital for event in run.look()] == ["A", "B", "C"]
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    run.look()
+    results.record(Event("query.enrol", 0, 0, "another"))
+    run.look()
+    assert [event.hospital for event in run.events] == ["A", "another"]
+
+
 def test_a_run_of_another_version_with_planned_members_is_followed(begin, events):
     results = begin()
     do(results, events)
