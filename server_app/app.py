@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from pages.verdicts.run import texts
 from server_app import MISSING_CLUSTER
+from server_app.live import mark_ended
 from server_app.notices import notices
 from server_app.results import Results
 from server_app.summary import Summary
@@ -81,8 +82,11 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
         same = Settings.parse({**settings.run_config, **alone})
         strategy = strategy_of(same)
         results, state = Results.open(same)
-        Engine(Run(same, strategy, state, courier, results), results.keep).go()
-        return results.finish(state)
+        try:
+            Engine(Run(same, strategy, state, courier, results), results.keep).go()
+            return results.finish(state)
+        finally:
+            mark_ended(results.path)  # the page of a baseline that failed
     except (RunError, SettingsError, SimulationBroken, OSError) as error:
         log(WARNING, "There is no run by %s to compare with: %s", settings.baseline, error)
         return None

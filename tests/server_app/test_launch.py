@@ -124,6 +124,10 @@ def test_a_baseline_that_fails_leaves_its_run_as_it_is(error, monkeypatch, tmp_p
     monkeypatch.setattr("server_app.app.Courier.simulates", True)
     chosen = settings(baseline="standalone")
     assert _run_baseline(chosen, FakeGrid({}), tmp_path) is None
+    (folder,) = tmp_path.iterdir()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "The server has ended before the end of the run" in page
+    assert 'http-equiv="refresh"' not in page
 
 
 def test_a_fault_of_the_program_is_shown_whole(launch):
