@@ -138,7 +138,8 @@ def chart(
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
     marked = f"chance: {chance:.2f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
-    about = "; ".join([*map(_line_in_words, drawn), *tasks, *([marked] if marked else [])])
+    words = [_line_in_words(line, across) for line in drawn]
+    about = "; ".join([*words, *tasks, *([marked] if marked else [])])
     key = _key([line.name for line in drawn], marked)
     return Picture(_box(WIDTH, HEIGHT), _description(title, about), parts, key)
 
@@ -449,7 +450,7 @@ def _ends(lines: Sequence[Line]) -> tuple[int, int]:
     return floor(min(xs)), ceil(max(xs))
 
 
-def _line_in_words(line: Line) -> str:
+def _line_in_words(line: Line, across: str = "round") -> str:
     """The first, the lowest, the highest and the last value."""
     measured = [(y, x) for x, y in zip(line.xs, line.ys, strict=True) if isfinite(y)]
     if not measured:
@@ -458,7 +459,8 @@ def _line_in_words(line: Line) -> str:
     low, high = min(measured)[0], max(measured)[0]
     between = f", between {low:.2f} and {high:.2f}" if len(measured) > 2 else ""
     start = f"{first:.2f} at first, " if len(measured) > 1 else ""
-    return f"{line.name}: {start}{last:.2f} after round {end:g}{between}"
+    place = f"round {end:g}" if across == "round" else f"{end:g} {across}"
+    return f"{line.name}: {start}{last:.2f} after {place}{between}"
 
 
 def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str = "") -> Shape:

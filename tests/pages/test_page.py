@@ -109,3 +109,9 @@ def test_checks_of_features_are_not_about_images():
     [leak] = release_checks({}, {"train": {"freeze": "body"}}, {}).rows
     assert "copies of training vectors" in leak.question
     assert leak.measured == "no attack was tried"
+
+
+def test_the_description_of_a_line_over_time_has_its_seconds():
+    """0.5 at first, and 0.75 at the end, after a minute and a half."""
+    drawn = chart("t", [Line("a", [0, 90], [0.5, 0.75])], across="seconds")
+    assert drawn.about == "t. a: 0.50 at first, 0.75 after 90 seconds"
