@@ -458,7 +458,7 @@ def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
     with pytest.raises(OSError, match=r"This is a pipe or a device, and no file: .*pipe"):
         past.policy_file(tmp_path / "pipe")
-    assert "The policy changed 1 times" in text_of(page(past, [], "", None))
+    assert "Changes of the policy during the run: 1." in text_of(page(past, [], "", None))
 
 
 @pytest.mark.parametrize(
