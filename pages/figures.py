@@ -178,6 +178,11 @@ def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
     return mean
 
 
+def deviation(mean: float, std: float) -> Figure:
+    """A mean, with one standard deviation to both sides."""
+    return {"value": mean, "low": mean - std, "high": mean + std}
+
+
 def direction(difference: Figure) -> str:
     """The direction of a difference; it is shown only if the interval excludes 0.
 

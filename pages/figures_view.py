@@ -6,7 +6,7 @@ from math import nan
 from pages import plots
 from pages.figures import Assessment, Figure, number, size
 from pages.page import Marked
-from pages.plots import Line, Picture, Span
+from pages.plots import Line, Picture
 from pages.verdicts.model import compare_with_own
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -42,11 +42,6 @@ def largest_class_cell(largest: Assessment | None) -> str:
 def whole_number(count: float | None) -> str:
     """A count; with noise it may have a decimal."""
     return "–" if count is None else f"{count:.1f}".removesuffix(".0")
-
-
-def span(figure: Figure | None) -> Span:
-    """A figure with its interval, for a picture."""
-    return Span(figure["value"], figure["low"], figure["high"]) if figure else Span(nan)
 
 
 def class_cells(row: Assessment) -> list[object]:

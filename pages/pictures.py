@@ -23,10 +23,9 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Strip:
-    """Images side by side: their name, a description, and a data URI."""
+    """Images side by side: their name, and a data URI."""
 
     name: str
-    about: str
     source: str
 
 
@@ -37,7 +36,7 @@ def strip(name: str, images: Sequence[Images]) -> Strip:
 
 def named_strip(name: str, png: bytes) -> Strip:
     """A picture that `png_of` made."""
-    return Strip(name, f"Images: {name}", f"data:image/png;base64,{b64encode(png).decode()}")
+    return Strip(name, f"data:image/png;base64,{b64encode(png).decode()}")
 
 
 def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[str]) -> list[Strip]:

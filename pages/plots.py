@@ -9,9 +9,11 @@ Each picture has a name and a description in words, for people who do not see it
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, floor, isfinite, nan
 from typing import Any
+
+from pages.figures import Figure
 
 NUMBERED = 12  # most columns with numbers in the cells
 BLOCK = 20  # most steps beside each other
@@ -21,6 +23,9 @@ DASHES = ("", "5 3", "1 3", "8 3 1 3")
 MARKED = 40  # most points of a line with marks
 WIDTH, HEIGHT = 340, 180  # size of a chart, in pixels of a narrow screen
 SMALL = (160, 88)  # size of a small chart
+
+Cell = tuple[str, Mapping[str, object]]  # a small text, and the attributes of its HTML element
+Table = tuple[Sequence[str], Sequence[tuple[str, Sequence[Cell]]]]  # columns, and named rows
 
 
 @dataclass(frozen=True)
@@ -43,28 +48,12 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A small text in a colour."""
-
-    text: str
-    attributes: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A table of cells with named rows."""
-
-    columns: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
-
-
-@dataclass(frozen=True)
 class Cells:
     """Tables of cells below each other."""
 
     about: str  # a description, in words
     look: str  # classes of the style sheet
-    tables: Sequence[Block]
+    tables: Sequence[Table]
     levels: Sequence[str] = ()  # places of dashes on the scale of a heat map, in percent
     below: str = ""  # the meaning of a dashed frame; empty if there is none
 
@@ -77,16 +66,6 @@ class Line:
     xs: Sequence[float]
     ys: Sequence[float]
     dots: Sequence[int] | None = None
-
-
-@dataclass(frozen=True)
-class Span:
-    """A value, the ends of its interval (NaN = unknown), and the values behind it."""
-
-    value: float
-    low: float = nan
-    high: float = nan
-    dots: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -186,11 +165,12 @@ def square(line: Line, about: str) -> Picture:
 
 @dataclass(frozen=True)
 class Lane:
-    """One or more values side by side, and the place of the dashed line beside them."""
+    """One or more figures side by side; the place of the dashed line, and values behind them."""
 
     name: str
-    spans: Sequence[Span]
+    figures: Sequence[Figure | None]
     mark: float = nan
+    dots: Sequence[float] = ()
 
 
 def spans(
@@ -200,14 +180,14 @@ def spans(
     marked: str = "",
     axis: Axis | None = None,
 ) -> Picture:
-    """Values with their intervals, one below the other, on one axis.
+    """Figures with their intervals, one below the other, on one axis.
 
-    All rows have equally many values. `names` of these values, and `marked`, the meaning of the
-    dashed line, are in the key. By default the axis goes from 0 to 1.
+    All rows have equally many figures. Their `names`, and `marked`, the meaning of the dashed line,
+    are in the key. By default the axis goes from 0 to 1.
     """
     axis, y = axis or Axis(), 4.0
     parts: list[Shape] = []
-    each = max((len(row.spans) for row in rows), default=1)
+    each = max((len(row.figures) for row in rows), default=1)
     step = 24 + 11 * each
     height = len(rows) * step + 22
     for tick in axis.ticks:
@@ -221,8 +201,8 @@ def spans(
             at = f"{axis.share(row.mark):.1f}%"
             parts.append(_stroke("chance", (at, at), (place * step, (place + 1) * step)))
         parts.append(_text(0, y + 9, _shorten(row.name, 48), css="name"))
-        for k, span in enumerate(row.spans):
-            parts += _span(span, axis, k, y + 21 + 11 * k)
+        for k, figure in enumerate(row.figures):
+            parts += _span(figure, row.dots, axis, k, y + 21 + 11 * k)
         y += step
     about = _description(title, "; ".join(map(_lane_in_words, rows)))
     return Picture(_high(height), about, parts, _key(names, marked, dots=True))
@@ -263,8 +243,8 @@ def heat(
         for name, row in zip(rows, values, strict=True)
     ]
     known = [f"{100 * level:.1f}" for level in sorted({*levels}) if isfinite(level)]
-    block = Block([*map(_shorten, columns)], cells)
-    return Cells(about, look, [block], known, below if known else "")
+    table = [*map(_shorten, columns)], cells
+    return Cells(about, look, [table], known, below if known else "")
 
 
 def steps(
@@ -275,15 +255,15 @@ def steps(
     A row has for every step a mark of one or two letters and a class of the style sheet; both may
     be empty. Long rows are cut into blocks below each other.
     """
-    blocks = []
+    tables: list[Table] = []
     for first in range(0, len(titles), BLOCK):
         block = slice(first, first + BLOCK)
         cells = [
-            (name, [Cell(mark, {"class": kind} if kind else {}) for mark, kind in row[block]])
+            (name, [(mark, {"class": kind} if kind else {}) for mark, kind in row[block]])
             for name, row in rows.items()
         ]
-        blocks.append(Block(titles[block], cells))
-    return Cells(about, "steps", blocks)
+        tables.append((titles[block], cells))
+    return Cells(about, "steps", tables)
 
 
 class _Area:
@@ -404,17 +384,19 @@ def _mark(x: float | str, y: float, place: int) -> Shape:
     return Shape("rect", {"class": f"f{colour} {shape}", "x": x, "y": y_, "width": 5, "height": 5})
 
 
-def _span(span: Span, axis: Axis, place: int, y: float) -> list[Shape]:
-    if not isfinite(span.value):
+def _span(
+    figure: Figure | None, dots: Sequence[float], axis: Axis, place: int, y: float
+) -> list[Shape]:
+    if figure is None or not isfinite(figure["value"]):
         return [_text(0, y + 4, "not measured, or not reported")]
     parts, high = [], f"{y:.1f}"
-    if isfinite(span.low) and isfinite(span.high):
-        first, last = (f"{axis.share(end):.1f}%" for end in (span.low, span.high))
+    if isfinite(figure["low"]) and isfinite(figure["high"]):
+        first, last = (f"{axis.share(end):.1f}%" for end in (figure["low"], figure["high"]))
         parts.append(_stroke(f"line s{place % SERIES + 1}", (first, last), (high, high)))
-    for dot in span.dots:
+    for dot in dots:
         at = {"cx": f"{axis.share(dot):.1f}%", "cy": high, "r": 2.5}
         parts.append(Shape("circle", {"class": "single", **at}))
-    return [*parts, _mark(f"{axis.share(span.value):.1f}%", y, place)]
+    return [*parts, _mark(f"{axis.share(figure['value']):.1f}%", y, place)]
 
 
 def _stroke(look: str, xs: Sequence[object], ys: Sequence[object], **more: object) -> Shape:
@@ -424,25 +406,25 @@ def _stroke(look: str, xs: Sequence[object], ys: Sequence[object], **more: objec
 
 def _lane_in_words(row: Lane) -> str:
     mark = f", the dashed line is at {row.mark:.2f}" if isfinite(row.mark) else ""
-    return f"{row.name}: {', '.join(map(_span_in_words, row.spans))}{mark}"
+    return f"{row.name}: {', '.join(map(_span_in_words, row.figures))}{mark}"
 
 
-def _span_in_words(span: Span) -> str:
-    if not isfinite(span.value):
+def _span_in_words(figure: Figure | None) -> str:
+    if figure is None or not isfinite(figure["value"]):
         return "not measured"
-    within = f" ({span.low:.2f} to {span.high:.2f})" if isfinite(span.low) else ""
-    return f"{span.value:.2f}{within}"
+    value, low, high = figure["value"], figure["low"], figure["high"]
+    return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if isfinite(low) else "")
 
 
 def _heat(value: float, level: float) -> Cell:
     if not isfinite(value):
-        return Cell("–", {"class": "none"})
+        return "–", {"class": "none"}
     # Classes of dark and medium cells, which need other colours of letters.
     kinds = ["deep"] if value > 0.72 else ["mid"] if value > 0.56 else []
     if value <= level:
         kinds.append("poor")
     look = {"class": " ".join(kinds)} if kinds else {}
-    return Cell(f"{value:.2f}", {**look, "style": f"--v:{100 * value:.0f}"})
+    return f"{value:.2f}", {**look, "style": f"--v:{100 * value:.0f}"}
 
 
 def _ends(lines: Sequence[Line]) -> tuple[int, int]:

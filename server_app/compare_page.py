@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from math import isfinite, log10, nan
 from typing import Any
 
-from pages.figures_view import span
+from pages.figures import deviation
 from pages.page import capital, render
-from pages.plots import SERIES, Axis, Lane, Line, Picture, Span, chart, spans
+from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
 from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
@@ -48,7 +48,8 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
     words = f"balanced accuracy, {first}" if second == "balanced" else f"{second}, {first}"
     title = capital(words)
     lanes = [
-        Lane(m.name, [_spread_span(m.values(compared))], m.constant(compared)) for m in methods
+        Lane(m.name, [deviation(mean(v), spread(v))], m.constant(compared), v)
+        for m, v in ((m, m.values(compared)) for m in methods)
     ]
     axis, marked = SIGNED if compared.signed else None, _dash_meaning(compared, methods)
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
@@ -87,19 +88,15 @@ def _curves(title: str, compared: Column, methods: Sequence[Method]) -> Picture 
     return chart(f"{title}, by round", lines, level)
 
 
-def _spread_span(values: Sequence[float]) -> Span:
-    middle, deviation = mean(values), spread(values)
-    return Span(middle, middle - deviation, middle + deviation, values)
-
-
 def _difference_picture(title: str, differences: Sequence[Difference]) -> Picture:
     """The differences, on an axis with 0 in its middle and ends of one digit."""
-    lanes = [
-        Lane(f"{cells[0]}: {cells[-1]}", [span(each.figure)], 0.0)
+    figures = {
+        f"{each.cells[0]}: {each.cells[-1]}": figure
         for each in differences
-        if (cells := each.cells)
-    ]
-    ends = [end for lane in lanes for each in lane.spans for end in (each.low, each.high)]
+        if (figure := each.figure)
+    }
+    lanes = [Lane(name, [figure], 0.0) for name, figure in figures.items()]
+    ends = [end for each in figures.values() for end in (each["low"], each["high"])]
     most = max(map(abs, ends)) or 1.0
     unit = 10.0 ** int(log10(most) // 1)
     end = unit * next(step for step in (1, 2, 3, 4, 5, 6, 8, 10) if step * unit >= most)

@@ -5,8 +5,9 @@ from math import isfinite
 from typing import Any
 
 from pages import plots
+from pages.figures import deviation
 from pages.page import value_text
-from pages.plots import Cells, Lane, Line, Span
+from pages.plots import Cells, Lane, Line
 from server_app.measures import LAST_ROUNDS, sampled_interval, visit_ends, visits
 from server_app.summary import Summary
 from strategies.engine.events import Event
@@ -25,17 +26,16 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     if not summary.history["round"]:
         return {"tested": False}
     several = len(summary.models) > 1
-    few = len(summary.hospitals) <= PICTURED
     lanes = [
-        Lane(h, [_spread_span(summary.node_convergence[h])], chances[h])
-        for h in summary.hospitals
+        Lane(hospital, [deviation(at["balanced_mean"], at["balanced_std"])], chances[hospital])
+        for hospital, at in summary.node_convergence.items()
         if several
     ]
     agreement = plots.spans("Mean and standard deviation of all models by hospital", lanes)
     noise = max(filter(isfinite, summary.history["noise"]), default=0)
     return {
         "tested": True,
-        "matrix": _matrix(summary, chances) if few else None,
+        "matrix": _matrix(summary, chances) if len(summary.hospitals) <= PICTURED else None,
         "matrix_dense": len(summary.hospitals) > plots.NUMBERED,
         "agreement": agreement if several else None,
         "noise": f"{noise:.3f}",
@@ -54,11 +54,6 @@ def _matrix(summary: Summary, chances: Mapping[str, float]) -> Cells:
         [chances[hospital] for hospital in summary.hospitals],
         f"not above chance, which is {value_text(chances[''])} on average",
     )
-
-
-def _spread_span(agreement: Mapping[str, float]) -> Span:
-    mean, std = agreement["balanced_mean"], agreement["balanced_std"]
-    return Span(mean, mean - std, mean + std)
 
 
 def _estimate(summary: Summary) -> dict[str, float] | None:

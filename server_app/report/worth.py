@@ -4,7 +4,7 @@ The sentences are those of `Summary.worth`; this file adds the figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 from pages import plots
@@ -21,7 +21,6 @@ from pages.figures_view import (
     one_vs_rest_cells,
     reliability,
     size_cell,
-    span,
 )
 from pages.plots import Lane
 from pages.verdicts.model import chance, mean_chance, worst_pair
@@ -42,7 +41,6 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     rows, many = summary.assessments, len(summary.hospitals) > EACH
     if many:
         rows = [row for row in rows if row["held"] or row["kind"] != "model"]
-    believed = [(hospital, row["calibration"]) for hospital, row in own.items()]
     return {
         "sentences": {about: _sentences(summary, about) for about in ("run", "hospital", "class")},
         "headline": _headline(summary),
@@ -56,7 +54,9 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
             for hospital, row in own.items()
             if row["confusion"]
         ],
-        "reliability": [reliability(hospital, bins) for hospital, bins in believed if bins],
+        "reliability": [
+            reliability(h, bins) for h, row in own.items() if (bins := row["calibration"])
+        ],
     }
 
 
@@ -92,11 +92,11 @@ def _mean_and_worst(name: str, mean: Figure | None, tests: Sequence[Assessment])
     """The mean over models at hospitals, and the worst one."""
     if mean is None:
         return
-    yield Lane(f"Mean of {name}", [span(mean)], mean_chance(tests))
+    yield Lane(f"Mean of {name}", [mean], mean_chance(tests))
     if len(tests) > 1:
         least = worst_pair(tests)
         label = f"Worst: '{least['model']}' at {least['hospital']}"
-        yield Lane(label, [span(least["balanced_accuracy"])], chance(least))
+        yield Lane(label, [least["balanced_accuracy"]], chance(least))
 
 
 def _comparison_with_own(
@@ -108,13 +108,11 @@ def _comparison_with_own(
         names.insert(0, "the hospital's own model, before the first hand-off")
     lanes, gains = [], []
     for hospital, row in own.items():
-        spans = [span(row["balanced_accuracy"])]
+        after = row["balanced_accuracy"]
         before = alone[hospital]["balanced_accuracy"] if hospital in alone else None
-        if alone:
-            spans.insert(0, span(before))
-        lanes.append(Lane(hospital, spans, chances[hospital]))
-        figures = figure_cell(row["balanced_accuracy"]), figure_cell(row["gain"], signed=True)
-        gains.append([hospital, figure_cell(before), *figures, compared_cell(row), size_cell(row)])
+        lanes.append(Lane(hospital, [before, after] if alone else [after], chances[hospital]))
+        cells = [*map(figure_cell, (before, after)), figure_cell(row["gain"], signed=True)]
+        gains.append([hospital, *cells, compared_cell(row), size_cell(row)])
     return {
         "held": plots.spans("Balanced accuracy by hospital", lanes, names, CHANCE) if own else None,
         "compares": bool(alone) or any(row["gain"] for row in own.values()),
@@ -126,10 +124,9 @@ def _comparison_with_own(
 def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, Any]:
     """The share right of each class at each hospital."""
     classes = summary.classes if own else []
-    shares = [
-        [span(row["classes"][place]["recall"]).value for row in own.values()]
-        for place in range(len(classes))
-    ]
+    of_class = [{h: row["classes"][k] for h, row in own.items()} for k in range(len(classes))]
+    recalls = [[each["recall"] for each in at.values()] for at in of_class]
+    shares = [[figure["value"] if figure else nan for figure in row] for row in recalls]
     halves = [0.5] * len(own)
     known = any(isfinite(share) for row in shares for share in row)
     drawn = plots.heat("Share right", classes, list(own), shares, halves, "half or less")
@@ -137,17 +134,14 @@ def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, 
         "shares": drawn if known else None,
         "classes_folded": len(classes) > 3 or len(own) > FOLDED,
         "by_class": [
-            _class(name, {h: row["classes"][place] for h, row in own.items()}, against)
-            for place, (name, against) in enumerate(
-                zip(classes, distinct_classes(classes), strict=True)
-            )
+            _class(*each) for each in zip(classes, of_class, distinct_classes(classes), strict=True)
         ],
     }
 
 
 def _class(name: str, at: Mapping[str, Assessment], against: bool) -> dict[str, Any]:
     """The share right of one class at each hospital; `against` adds it against all others."""
-    lanes = [Lane(hospital, [span(row["recall"])]) for hospital, row in at.items()]
+    lanes = [Lane(hospital, [row["recall"]]) for hospital, row in at.items()]
     drawn = plots.spans(f"Share of class {name} that is right, by hospital", lanes)
     more = ONE_VS_REST if against else ()
     return {

@@ -4,12 +4,12 @@ import pytest
 
 from pages.page import Marked, render, value_text
 from pages.pictures import named_strip
-from pages.plots import Block, Cell, Cells, Line, chart, heat, steps
+from pages.plots import Cells, Line, chart, heat, steps
 from pages.release_view import release_checks
 from tests.pages.macros import call
 
 HOSTILE = "<b>\"'&"
-CELL = Cell("", {"class": HOSTILE})
+CELL = ("", {"class": HOSTILE})
 PARTS = {
     "title": lambda: render("ledger", HOSTILE, runs=[], verdict="", whole=True),
     "text": lambda: render("ledger", "t", runs=[], verdict=HOSTILE, whole=True),
@@ -26,7 +26,7 @@ PARTS = {
     "line": lambda: call("svg", chart(HOSTILE, [Line(HOSTILE, [1], [0.5])], across=HOSTILE)),
     "heat": lambda: call("cells", heat(HOSTILE, [HOSTILE], [HOSTILE], [[1.0]], [0.5], HOSTILE)),
     "steps": lambda: call("cells", steps(HOSTILE, {HOSTILE: [(HOSTILE, HOSTILE)]}, [HOSTILE])),
-    "attribute": lambda: call("cells", Cells("", "", [Block([], [("", [CELL])])])),
+    "attribute": lambda: call("cells", Cells("", "", [([], [("", [CELL])])])),
 }
 
 

@@ -21,7 +21,6 @@ from pages.figures_view import (
     one_vs_rest_cells,
     reliability,
     size_cell,
-    span,
     whole_number,
 )
 from pages.verdicts.home import advise, best_model, is_own_better, own_model, own_name
@@ -40,11 +39,10 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         return None
     alone = own_model(rows)
     shown = [*([alone] if alone else []), *(row for row in rows if row is not alone)]
-    panels = (("its own", alone), ("the best here", best))
     return {
         "drawn": plots.spans(
             "Balanced accuracy by model",
-            [plots.Lane(_title(r), [span(r["balanced_accuracy"])], chance(r)) for r in shown],
+            [plots.Lane(_title(r), [r["balanced_accuracy"]], chance(r)) for r in shown],
             marked="always the same answer",
         ),
         "rows": [
@@ -77,7 +75,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         "curves": _curves(past.classes, best),
         "reliability": [
             reliability(title, row["calibration"])
-            for title, row in panels
+            for title, row in (("its own", alone), ("the best here", best))
             if row and row["calibration"]
         ],
     }
@@ -100,7 +98,7 @@ def _recall_picture(best: Assessment, alone: Assessment | None) -> plots.Picture
         {each["name"]: each["recall"] for each in row["classes"]} for row in (alone, best) if row
     ]
     lanes = [
-        plots.Lane(each["name"], [span(recall[each["name"]]) for recall in recalls])
+        plots.Lane(each["name"], [recall[each["name"]] for recall in recalls])
         for each in best["classes"]
         if each["recall"]
     ]
