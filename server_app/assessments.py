@@ -3,7 +3,7 @@
 Hospitals measure the figures and their intervals (client_app/release/details.py).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -16,32 +16,26 @@ from pages.figures import (
     largest_class,
     mean_over_hospitals,
 )
-from server_app.measures import Pair, sampled_interval
+from server_app.measures import Round, sampled_interval
 from strategies.engine.events import Event
 
 
-def assess(
-    tests: Mapping[Pair, Mapping[str, float]],
-    held: Collection[Pair],
-    events: Iterable[Event],
-    handed_on: bool,
-    classes: Sequence[str],
-) -> list[Assessment]:
-    """The rows of `Summary.assessments`.
+def assess(last: Round, events: Sequence[Event], classes: Sequence[str]) -> list[Assessment]:
+    """The rows of `Summary.assessments`, from the last evaluated round and all events.
 
-    Without a hand-off, models are not compared with the hospitals' own models.
-
-    `tests`, `events` and `held` are of the last evaluated round; `held` has the model of each
-    hospital. `handed_on`: the run had a hand-off of models or images.
+    Unless models or images were handed on, models are not compared with the hospitals' own ones.
     """
+    handed_on = was_handed_on(events)
     rows = []
-    for (model, hospital), metrics in sorted(tests.items()):
+    for (model, hospital), metrics in sorted(last.tests.items()):
         known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
         row = assessment("model", model, hospital, known, classes)
-        rows.append(row | {"held": (model, hospital) in held})
+        rows.append(row | {"held": (model, hospital) in last.held_pairs})
     kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
     others = {
-        (event.verb, event.hospital): event.metrics for event in events if event.verb in kinds
+        (event.verb, event.hospital): event.metrics
+        for event in events
+        if event.round == last.number and event.verb in kinds
     }
     for (kind, hospital), metrics in sorted(others.items()):
         model = hospital if kind == "standalone" else ""
@@ -135,18 +129,13 @@ def _patients(rows: Sequence[Assessment]) -> float | None:
     return _sum(row["images"] if row["patients"] is None else row["patients"] for row in rows)
 
 
-def headline(
-    rows: Sequence[Assessment], figures: Mapping[str, float], round_: int
-) -> Headline | None:
-    """`Summary.headline`: the mean over held models; without them, the federation's figure.
-
-    It is of the last evaluated round, `round_`, and `figures` are those of that round.
-    """
+def headline(rows: Sequence[Assessment], last: Round) -> Headline | None:
+    """`Summary.headline`: the mean over held models; without them, the federation's figure."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
     if held := [row for row in tests if row["held"]]:
         figure, tests = "personalized_balanced_accuracy", held
-    if not tests or not isfinite(figures[figure]):
+    if not tests or not isfinite(last.figures[figure]):
         return None
     at: dict[str, Assessment] = {}  # all models at a hospital were tested on the same images
     for row in tests:
@@ -158,7 +147,7 @@ def headline(
         "models": len({row["model"] for row in tests}),
         "images": _sum(row["images"] for row in at.values()),
         "patients": _patients([*at.values()]),
-        "round": round_,
+        "round": last.number,
     }
 
 

@@ -16,7 +16,7 @@ from pages.figures import Assessment, Figure, Headline
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing
-from server_app.assessments import assess, figure_everywhere, headline, pool, was_handed_on
+from server_app.assessments import assess, figure_everywhere, headline, pool
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.measures import IN_TASK, OF_TASK, Round, RoundEvents, average, mean
@@ -97,11 +97,7 @@ class Record:
     @cached_property
     def last_round(self) -> Round:
         """The last evaluated round; an empty round if there is none."""
-        return (
-            self.evaluated_rounds[-1]
-            if self.evaluated_rounds
-            else measure_round(0, [], cross=False)
-        )
+        return self.evaluated_rounds[-1] if self.evaluated_rounds else measure_round(0, [], False)
 
     @cached_property
     def hospitals(self) -> list[str]:
@@ -128,11 +124,7 @@ class Record:
     @cached_property
     def assessments(self) -> list[Assessment]:
         """The rows of `Summary.assessments`."""
-        events = [event for event in self.events if event.round == self.last_round.number]
-        handed_on = was_handed_on(self.events)
-        return assess(
-            self.last_round.tests, self.last_round.held_pairs, events, handed_on, self.classes
-        )
+        return assess(self.last_round, self.events, self.classes)
 
     @cached_property
     def pooled(self) -> list[Assessment]:
@@ -142,7 +134,7 @@ class Record:
     @cached_property
     def headline(self) -> Headline | None:
         """The figure to show first."""
-        return headline(self.assessments, self.last_round.figures, self.last_round.number)
+        return headline(self.assessments, self.last_round)
 
     @cached_property
     def versions(self) -> list[dict[str, Any]]:
@@ -188,8 +180,7 @@ def _status(run: Record) -> str:
 def _worth(run: Record) -> list[Verdict]:
     everywhere = figure_everywhere(run.assessments, run.last_round.figures)
     holders = {hospital for _, hospital in run.last_round.held_pairs}
-    rows, number = run.assessments, run.last_round.number
-    found = judge_run(run.headline, everywhere, rows, run.pooled, number, holders)
+    found = judge_run(run.headline, everywhere, run.assessments, run.pooled, holders)
     return [*found, *judge_rewind(measures.last_leg_loss(run.events), len(run.classes))]
 
 

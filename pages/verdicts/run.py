@@ -44,18 +44,12 @@ def judge_run(
     everywhere: Figure | None,
     rows: Sequence[Assessment],
     pooled: Sequence[Mapping[str, Any]],
-    round_: int,
     holders: Collection[str],
 ) -> list[Verdict]:
-    """`Summary.worth`, from other parts of the summary.
+    """`Summary.worth`, from `Summary.headline`, `.assessments` (`rows`) and `.pooled`.
 
-    Args:
-        headline: `Summary.headline`.
-        everywhere: The federation's balanced accuracy; None if only held models were tested.
-        rows: `Summary.assessments`.
-        pooled: `Summary.pooled`.
-        round_: The last evaluated round.
-        holders: The hospitals that hold a model after that round.
+    `everywhere` is the federation's balanced accuracy, None if only held models were tested.
+    `holders` are the hospitals that hold a model after the last evaluated round.
     """
     if headline is None:
         return [verdict("open", "No model was tested, or no hospital reports figures.")]
@@ -74,7 +68,7 @@ def judge_run(
     found += [verdict("note", _noise(own), "noise")] if noised else compare_largest_class(own)
     if not noised and isnan(headline["low"]):
         return found
-    found += _gain(own, round_, learnt, noised)
+    found += _gain(own, headline["round"], learnt, noised)
     found += () if noised else few_images(headline, own)
     models = [row for row in pooled if row["kind"] == "model"]
     found += missed_classes(models, "The model", learnt=learnt, noised=noised)
@@ -87,9 +81,8 @@ def judge_run(
 def judge_rewind(loss: float, classes: int) -> Iterator[Verdict]:
     """The warning that the last leg of a visit does not restore what the rewind leg undid.
 
-    Args:
-        loss: The mean training loss of the last legs; NaN = the run has no rewind leg.
-        classes: K; the loss of the same probability for all classes is ln K.
+    `loss` is the mean training loss of the last legs, NaN without a rewind leg. The loss of the
+    same probability for all K `classes` is ln K.
     """
     if classes and loss > log(classes):
         yield verdict(
@@ -209,11 +202,8 @@ def add_baseline(
     hospitals with figures in both runs. The tests of the two runs count as independent, which makes
     the interval too wide rather than too narrow.
 
-    Args:
-        worth: `Summary.worth` of the run.
-        strategy: The strategy of the baseline.
-        tests: Place in words -> assessments of models there, of the run and of the baseline.
-        epochs: Hospital -> its epochs of training, in the run and in the baseline.
+    `tests` has assessments of models by their place in words, and `epochs` those of training by
+    hospital; both have two parts, of the run and of the baseline, whose method is `strategy`.
     """
     found = []
     for where, of_runs in tests.items():
