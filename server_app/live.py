@@ -4,10 +4,11 @@ The state is small, and is written every few seconds. The report is computed aga
 events, and as seldom as the limit of CPU time needs.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import localtime, monotonic, strftime, thread_time
+from typing import Any
 
 from pages.page import render
 from strategies.protocol.files import FileError, read_text, write_whole
@@ -24,14 +25,10 @@ RELOAD = f'<meta http-equiv="refresh" content="{PAUSE:.0f}">\n'
 
 
 class LivePage:
-    """The writer of the page, which replaces the file each time.
-
-    Attributes:
-        pause: Seconds between two states, by the CPU time of the last one.
-    """
+    """The writer of the page, which replaces the file each time."""
 
     def __init__(self, folder: Path) -> None:
-        self.pause = PAUSE
+        self._pause = PAUSE  # seconds between two states, by the CPU time of the last one
         self._path = folder / NAME
         self._report = ""
         self._contents: Hashable = None
@@ -43,12 +40,12 @@ class LivePage:
         return monotonic() >= self._due
 
     def write(
-        self, state: Callable[[], str], report: Callable[[], str], contents: Hashable
+        self, state: Callable[[], Mapping[str, Any]], report: Callable[[], str], contents: Hashable
     ) -> None:
         """Write the page.
 
-        `report` makes the report of the finished rounds, with an empty state; it is made again only
-        if `contents` differ from the last time.
+        `state` has the values of its template. `report` makes the report, with an empty state,
+        again only if `contents` have changed.
         """
         if contents != self._contents and monotonic() >= self._report_due:
             began, first = thread_time(), self._contents is None
@@ -57,9 +54,10 @@ class LivePage:
             spent = 0.0 if first else thread_time() - began
             self._report_due = monotonic() + max(PAUSE, spent / REPORT_SHARE)
         began = thread_time()
-        _write(self._path, self._report, state())
-        self.pause = max(PAUSE, (thread_time() - began) / STATE_SHARE)
-        self._due = monotonic() + self.pause
+        now = {"written": strftime(TIME), "pause": f"{self._pause:.0f}", **state()}
+        _write(self._path, self._report, render("state", "", **now))
+        self._pause = max(PAUSE, (thread_time() - began) / STATE_SHARE)
+        self._due = monotonic() + self._pause
 
 
 def mark_ended(folder: Path) -> str:

@@ -40,7 +40,6 @@ from flwr.common import log
 from flwr.common.config import unflatten_dict
 from pydantic_core import to_json
 
-from pages.page import render as render_part
 from pages.verdicts.run import texts
 from server_app import live, wording
 from server_app.data import describe
@@ -81,14 +80,11 @@ NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json
 
 @dataclass(frozen=True)
 class _Notes:
-    """The server's part of a checkpoint.
+    """The server's part of a checkpoint."""
 
-    `bytes` is the size of metrics.jsonl, and `rounds` the number of finished rounds.
-    """
-
-    bytes: int
+    bytes: int  # of metrics.jsonl
     seconds: float
-    rounds: int
+    rounds: int  # the number of finished ones
     resumed: int
 
 
@@ -270,7 +266,7 @@ class Results:
     def _note_under_way(self) -> None:
         """Write under-way.json, for `fedhandoff watch`, unless it was written just now.
 
-        When the last answer has come, the file never names a hospital any more.
+        After the last answer it is always written: it then names no hospital.
         """
         present, now = (len(self._rounds), self._awaited), monotonic()
         late = not self._awaited and self._noted[1]
@@ -287,20 +283,16 @@ class Results:
     def _write_live_page(self) -> None:
         """Write the page of the run so far."""
 
-        def state() -> str:
-            rounds, failed = self._settings.num_server_rounds, wording.failures(self._events)
+        def state() -> dict[str, Any]:
+            failed, hospitals = wording.failures(self._events), participants(self._events)
+            done, rounds = len(self._rounds), self._settings.num_server_rounds
             left = self._seconds_left
-            hospitals = len(participants(self._events))
-            return render_part(
-                "state",
-                "",
-                written=strftime(live.TIME),
-                pause=f"{self._page.pause:.0f}",
-                progress=wording.progress_line(len(self._rounds), rounds, hospitals, left),
-                waits=wording.waits_since(self._waits(), time()),
-                count=len(failed),
-                failures=failed[-wording.FAILURES :],
-            )
+            return {
+                "progress": wording.progress_line(done, rounds, len(hospitals), left),
+                "waits": wording.waits_since(self._waits(), time()),
+                "count": len(failed),
+                "failures": failed[-wording.FAILURES :],
+            }
 
         def report() -> str:
             summary = self._summarise(self._events, self._classes, monotonic() - self._began)
