@@ -8,7 +8,7 @@ checked last, since this check imports torch, which takes seconds.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,9 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     sources = rest.split(",") if several else [rest]
     if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
         wanted = {"npz": "file", "manifest": "folder or file"}.get(kind, "folder")
-        for place in _missing_places(kind, sources):
-            require(False, "dataset", dataset, f"an absolute path; there is no {wanted} '{place}'")
+        for source in sources:
+            allowed = f"an absolute path; there is no {wanted} '{source}'"
+            require(_is_there(kind, Path(source.strip())), "dataset", dataset, allowed)
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
         folders = [Path(source.strip().removesuffix("/manifest.csv")) for source in sources]
@@ -176,17 +177,15 @@ def _check_digits(settings: Settings, numbered: Sequence[str], hospitals: int | 
     require(tested, "test-fraction", settings.test_fraction, allowed)
 
 
-def _missing_places(kind: str, sources: Sequence[str]) -> Iterator[str]:
-    """The sources of a data set that cannot be read."""
-    for source in sources:
-        path = Path(source.strip())
-        if kind in ("folder", "manifest"):
-            path = expand(path)
+def _is_there(kind: str, path: Path) -> bool:
+    """Whether the source of a data set has an absolute path, and can be read."""
+    if kind in ("folder", "manifest"):
+        path = expand(path)
+    if kind == "manifest":
+        there = path.is_file() or (path / "manifest.csv").is_file()
+    else:
         there = path.is_file() if kind == "npz" else path.is_dir()
-        if kind == "manifest":
-            there = path.is_file() or (path / "manifest.csv").is_file()
-        if not path.is_absolute() or not there:
-            yield source
+    return path.is_absolute() and there
 
 
 def _check_files(settings: Settings) -> None:

@@ -60,22 +60,22 @@ def _number(value: float) -> object:
 
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
-    parts = [_wrap(each, "") for each in comparison.conclusions]
+    parts = [*map(_wrap, comparison.conclusions)]
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
     if comparison.noised_methods:
-        parts.append(_wrap(describe_noise(comparison.noised_methods), ""))
+        parts.append(_wrap(describe_noise(comparison.noised_methods)))
     if unlike := comparison.different_settings:
-        lines = [_wrap(f"{kind}: {key} – {values}") for kind, key, values in unlike]
+        lines = [_wrap(f"  {kind}: {key} – {values}", "     ") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
     if comparison.left_out:
         lines = [f"  {each.path} {each.reason}" for each in comparison.left_out]
         parts.append("\n".join(["Left out:", *lines]))
-    return "\n\n".join([*parts, _wrap(ABOUT, "")] if comparison.methods else parts)
+    return "\n\n".join([*parts, _wrap(ABOUT)] if comparison.methods else parts)
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:
     methods, headline, hospitals = comparison.methods, COLUMNS[0], comparison.hospitals
-    yield "\n".join(_wrap(method.title, "") for method in methods)
+    yield "\n".join(_wrap(method.title) for method in methods)
     yield _overview(methods, COLUMNS + COSTS)
     if with_tasks := [m for m in methods if any(map(m.values, OVER_TASKS))]:
         yield _overview(with_tasks, OVER_TASKS)
@@ -90,7 +90,7 @@ def _tables(comparison: Comparison) -> Iterator[str]:
     elif differences:
         yield f"{title}, differences:\n{_align([each.cells for each in differences])}"
         if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
-            yield _wrap(note, "")
+            yield _wrap(note)
 
 
 def _overview(methods: Sequence[Method], columns: Sequence[Column]) -> str:
@@ -113,6 +113,5 @@ def _align(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _wrap(line: str, indent: str = "  ") -> str:
-    hanging = f"{indent}   " if indent else ""
-    return textwrap.fill(line, WIDTH, initial_indent=indent, subsequent_indent=hanging)
+def _wrap(line: str, hanging: str = "") -> str:
+    return textwrap.fill(line, WIDTH, subsequent_indent=hanging)

@@ -46,7 +46,7 @@ class Column:
     signed: bool = False  # whether it may be below 0
     most: float = 1.0  # the largest possible difference of two methods
 
-    def figure(self, run: CompletedRun, hospital: str = "") -> float:
+    def figure(self, run: CompletedRun, hospital: str) -> float:
         """The figure of a run, over all hospitals or at one; NaN if it was not measured."""
         value = run.figures.get(self.name, nan)
         if not hospital or not isfinite(value):
@@ -207,8 +207,7 @@ class Comparison:
     @property
     def hospitals(self) -> list[str]:
         """The hospitals of all runs, sorted."""
-        runs = (run for method in self.methods for run in method.runs.values())
-        return sorted({hospital for run in runs for hospital in run.hospitals})
+        return sorted({h for m in self.methods for run in m.runs.values() for h in run.hospitals})
 
     @property
     def noised_methods(self) -> list[str]:

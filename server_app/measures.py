@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from pages.figures import Z
 from strategies.engine.events import Event
@@ -38,11 +38,6 @@ class Version(NamedTuple):
     hop: int
     epochs: int
     lineage: str
-
-    @classmethod
-    def tested(cls, event: Event) -> Self:
-        """The version that is tested."""
-        return cls(event.hop, event.epochs, event.lineage)
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class RoundEvents:
         found: dict[Version, dict[str, Metrics]] = {}
         for event in self.events:
             if _is_test(event):
-                found.setdefault(Version.tested(event), {})[event.hospital] = event.metrics
+                found.setdefault(_version(event), {})[event.hospital] = event.metrics
         return {version: found[version] for version in sorted(found)}
 
     @cached_property
@@ -89,7 +84,7 @@ class RoundEvents:
         for event in (each for each in self.events if each.lineage in lineages):
             known = found.get(event.lineage)
             if _is_test(event):
-                version = Version.tested(event)
+                version = _version(event)
                 if known is None or known in undone or version > known:
                     found[event.lineage] = version
             elif known and is_undoing(event) and event.hop == known.hop:
@@ -230,6 +225,10 @@ class Round:
         return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held_pairs})
 
 
+def _version(event: Event) -> Version:
+    return Version(event.hop, event.epochs, event.lineage)
+
+
 def _is_test(event: Event) -> bool:
     return event.verb == "evaluate" and event.outcome == "ok"
 
@@ -317,10 +316,7 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
 
 
 def sampled_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """The interval of a mean over a sample of pairs; None if it does not vary, or is of all pairs.
-
-    `figures` are those of a round or a summary, `name` is one of them.
-    """
+    """The interval of a mean over a sample of pairs; None if exact, or without any width."""
     low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
     return (low, high) if low < high else None
 

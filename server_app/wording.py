@@ -61,8 +61,9 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
     for name in main_figures(figures):
-        value = f"{figures[name]:.3f}{_interval(figures, name)}"
-        parts.append(f"{LABELS[name]} {value}{_lowest_pair(measured, name)}")
+        ends = sampled_interval(figures, name)
+        within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
+        parts.append(f"{LABELS[name]} {figures[name]:.3f}{within}{_lowest_pair(measured, name)}")
     if noise := noise_text(figures):
         parts.append(noise)
     visits = visit_ends(measured.visits)
@@ -81,12 +82,6 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
 def noise_text(figures: dict[str, float]) -> str:
     """The 95 % bound of the noise in a round's mean; empty if figures are exact."""
     return f"noise ±{Z * figures['noise']:.3f}" if isfinite(figures["noise"]) else ""
-
-
-def _interval(figures: dict[str, float], name: str) -> str:
-    """The interval of a figure that is estimated from a sample; empty for other figures."""
-    ends = sampled_interval(figures, name)
-    return f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
 
 
 def _lowest_pair(measured: Round, name: str) -> str:

@@ -5,7 +5,6 @@ reaches a waiting process at once. The process runs the same ClientApp, so the f
 bit for bit. Flower's Context has no state here, since the app keeps none in it.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from itertools import count
@@ -47,13 +46,20 @@ class WorkersGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The answers that have arrived."""
-        self._collect(0)
+        self.wait(0)
         ids = [each for each in message_ids if each in self._answers]
         return [self._answers.pop(each) for each in ids]
 
     def wait(self, seconds: float) -> None:
-        """Wait until an answer arrives, at most `seconds`."""
-        self._collect(seconds)
+        """Wait until an answer arrives, at most `seconds`; then send waiting messages."""
+        busy = {worker.wire.connection: worker for worker in self.workers.busy()}
+        answered, _, _ = select([*busy], [], [], seconds)
+        for connection in answered:
+            worker = busy[connection]
+            assert worker.message is not None
+            number = worker.message.metadata.message_id
+            self._answers[number] = self.workers.receive(worker)
+        self._hand_out()
 
     def _accept(self, message: Message) -> None:
         """Take a message with its id, which waits for an idle process."""
@@ -67,16 +73,3 @@ class WorkersGrid(LocalGrid):
                 return
             message = self._queue.popleft()
             self.workers.send(worker, message, len(self.nodes), self.run_config)
-
-    def _collect(self, seconds: float) -> None:
-        """Take the answers that arrive within `seconds`, and send waiting messages."""
-        busy = {worker.wire.connection: worker for worker in self.workers.busy()}
-        if not busy:
-            time.sleep(seconds)
-        answered, _, _ = select([*busy], [], [], seconds) if busy else ([], [], [])
-        for connection in answered:
-            worker = busy[connection]
-            assert worker.message is not None
-            number = worker.message.metadata.message_id
-            self._answers[number] = self.workers.receive(worker)
-        self._hand_out()

@@ -53,17 +53,11 @@ def _participation(summary: Summary) -> dict[str, Any] | None:
     if not numbers:
         return None
     rounds = range(1, max(numbers) + 1)
-    rows = {
-        hospital: [
-            ("×", "miss")
-            if r in each["missed"]
-            else ("●", "at")
-            if r in each["visited"]
-            else ("", "")
-            for r in rounds
-        ]
-        for hospital, each in took_part.items()
-    }
+    rows = {}
+    for hospital, each in took_part.items():
+        marks = dict.fromkeys(each["visited"], ("●", "at"))
+        marks |= dict.fromkeys(each["missed"], ("×", "miss"))
+        rows[hospital] = [marks.get(r, ("", "")) for r in rounds]
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
     return {
         "asked": sum(bool(each["visited"] or each["missed"]) for each in took_part.values()),

@@ -5,7 +5,6 @@ from contextlib import suppress
 from pages.pictures import Strip, strips_of_column
 from strategies.engine.state import State
 from strategies.protocol.parcel import is_sealed
-from strategies.protocol.records import ParcelError
 
 HOSPITALS = 12  # most hospitals with images on the page
 
@@ -14,7 +13,7 @@ def pictures(state: State) -> dict[str, list[Strip]]:
     """Strips by hospital; sealed and damaged buffers are left out."""
     found = {}
     for hospital, name in sorted(state.buffers.items())[:HOSPITALS]:
-        with suppress(OSError, ParcelError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError):
             buffer = state.shelf.get(name).array_records["buffer"]
             if not is_sealed(buffer):
                 png, labels = (buffer[key].numpy() for key in ("images", "labels"))
