@@ -22,8 +22,8 @@ def events(directory: str | Path) -> pd.DataFrame:
     """The events in metrics.jsonl, one row each; the run may still be under way.
 
     Returns:
-        The columns of `strategies.engine.events.Event`, `time` in seconds since the run began, and
-        `metrics.<name>` for each metric that a hospital reported, NaN where it is missing.
+        The columns of `strategies.engine.events.Event`, and `metrics.<name>` for each metric that a
+        hospital reported, NaN where it is missing.
 
     Raises:
         OSError: The file does not exist.

@@ -50,11 +50,7 @@ def measure(
 
 
 def matrix(tasks: Sequence[int], accuracy: Accuracies) -> Accuracies:
-    """R [T, T].
-
-    `tasks` has the task, from 1, of each of N evaluated rounds; `accuracy` [N, T] those after the
-    rounds on each task.
-    """
+    """R [T, T], from the task (1 to T) of each of N evaluated rounds, and accuracies [N, T]."""
     count = accuracy.shape[1]
     r = np.full((count, count), nan)
     for task, row in zip(tasks, accuracy, strict=True):

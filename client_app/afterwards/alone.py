@@ -57,9 +57,7 @@ def train_alone(
 ) -> dict[str, float]:
     """Train a model on the hospital's images alone, keep it, and mix it with the run's models.
 
-    The strategy `standalone` gives the hospital the same model with these settings.
-
-    The settings are those of the hospital in the run; see also `reopen_hospital`.
+    With the settings of the hospital in the run, the strategy `standalone` gives the same model.
 
     Returns:
         Place of each model at home -> its weight in the mixture.

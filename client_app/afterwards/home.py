@@ -89,13 +89,9 @@ def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> Non
 def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | None) -> None:
     """Write the weight of each model in the mixture for home, fitted to the test images.
 
-    Nothing is written if `scores` lacks a kept model. This happens if models are too large to be
-    tested in one message.
-
-    Args:
-        request: The request of the last test.
-        scores: Lineage -> the model's probabilities [N, K] for the hospital's test images.
-        own: Those of the hospital's model before the first hand-off; None if unknown.
+    `scores` has the probabilities [N, K] of each lineage for these images; `own` those of the
+    hospital's model before the first hand-off, None if unknown. Nothing is written if `scores`
+    lacks a kept model, as when models are too large to be tested in one message.
     """
     if not _keeps_final(request):
         return
@@ -111,10 +107,8 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
 def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:
     """Fit the weights of the mixture to the hospital's test images; write and return them.
 
-    Args:
-        folder: Folder of the run, below `models`.
-        scores: Place of a model in the folder -> its probabilities [N, K] for the images.
-        labels: Labels of the images, int64 [N].
+    `scores` has the probabilities [N, K] of each model, by its place in the run's folder; the
+    images' labels are int64 [N].
 
     Raises:
         OSError: The file cannot be written.
@@ -161,12 +155,10 @@ def place_of(file: Path, folder: Path) -> str:
 
 
 def find_model(store: Path, name: str) -> Path:
-    """Find a model's file by its path, or by its place at home.
+    """Find a model's file in the hospital's own folder.
 
-    Args:
-        store: The hospital's own folder.
-        name: A file *.safetensors; or a lineage, for the newest run with this lineage; or a place
-            below `models` without the suffix, such as "<run>/<lineage>".
+    `name` is a path that ends in .safetensors; or a lineage, for the newest run with it; or a place
+    below `models` without the suffix, such as "<run>/<lineage>".
 
     Raises:
         SettingsError: There is no such model. The message lists the models at home.
@@ -252,8 +244,7 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
     """The network and the manifest in a model's file.
 
     Raises:
-        ModelError: The model cannot be loaded. The text names the file; it is for the hospital
-            alone.
+        ModelError: The model cannot be loaded; the text, for the hospital alone, names the file.
     """
     try:
         return load_model(file)
@@ -266,10 +257,8 @@ def count_images(
 ) -> dict[str, float]:
     """The numbers of a hospital's images and groups, for `ModelManifest.images`.
 
-    Args:
-        data: The images.
-        smallest: Smallest number of patients of a class that is counted, as in all figures.
-        number: Function from the strata of images [n] (`LocalSamples.strata`) to their number.
+    Classes of fewer than `smallest` patients are not counted, as in all figures. `number` turns the
+    strata of images [n] (`LocalSamples.strata`) into their number.
     """
     counts: dict[str, float] = {}
     for part, samples in (("train", data.train), ("test", data.test)):

@@ -23,8 +23,7 @@ def take_home(
 ) -> Path:
     """Open a parcel, keep its model unless it is at home already, and return the model's file.
 
-    The members are the hospitals that may have sent the parcel, with their keys. The store is the
-    hospital's own folder.
+    `store` is the hospital's own folder; `members` may have sent the parcel.
 
     Raises:
         ArchiveError: The file is no parcel.

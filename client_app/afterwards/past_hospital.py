@@ -28,9 +28,8 @@ def reopen_hospital(
         past: The run; at least one of its models is at home.
         data_dir: The hospital's images, or its manifest, as in the run.
         policy: Policy of the run, which selects classes; None in a simulation.
-        settings: Settings of the run at the hospital. With `train.freeze` the data are features.
-            None = the models' own settings, which prepare and split images; the others have their
-            defaults.
+        settings: Those of the run at the hospital, where `train.freeze` makes features of the
+            images; None = the models' own, which prepare and split images, and defaults.
 
     Raises:
         DataError: The images cannot be used, or are not those of the run.

@@ -30,7 +30,7 @@ from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
 from learning.intervals import Estimate
-from strategies.protocol.files import FileError, open_checked, read_bytes, read_json, read_text
+from strategies.protocol.files import FileError, read_bytes, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError, defaults
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
@@ -243,13 +243,9 @@ class PastRun:
 
     def policy_file(self, file: Path | None) -> Path | None:
         """This file or the default policy, whichever was in force at the end; else None."""
-        last = self.policies[-1:]
-        for path in (file, DEFAULTS):
-            if path:
-                with open_checked(path) as content:
-                    digest = hashlib.sha256(content.read()).hexdigest()
-                if [digest] == last:
-                    return path
+        for path in filter(None, (file, DEFAULTS)):
+            if hashlib.sha256(read_bytes(path)).hexdigest() in self.policies[-1:]:
+                return path
         return None
 
     def rules(self, file: Path | None) -> Policy | None:
@@ -303,8 +299,8 @@ class PastRun:
     def buffer(self) -> "Release | None":
         """The synthetic images that left; None if they are not found.
 
-        A set in the hospital's folder is identified by its fingerprint in the dossier. The hash of
-        the dossier left on the card. (The hash of the buffer that left may be of sealed bytes.)
+        Their fingerprint is in the dossier, whose hash left on the card. (The hash of the buffer
+        that left may be of sealed bytes.)
         """
         file = self.folder / "dossiers" / self.run / "dossier.json"
         content = read_bytes(file) if file.is_file() else b""

@@ -79,10 +79,9 @@ class Predictor:
     def calibrate(self, folder: Path, home: Path, policy: Path | None) -> tuple["Predictor", int]:
         """Return a predictor with a temperature fitted to images, and the number of these images.
 
-        The temperature is never fitted to test images. It is fitted to the validation images of
-        the run (a validation-fraction or a fold), if there are any. Otherwise it is fitted to the
-        training images. A model is more confident on these than on new images, so the temperature
-        is then at least 1.
+        It is fitted to the run's validation images (a validation-fraction or a fold). Without them
+        it is fitted to the training images, on which a model is more confident than on new ones, so
+        it is then at least 1.
 
         The images are in `folder`, as in the run; `home` is the hospital's own folder; `policy` is
         the policy of the run, None = the defaults.

@@ -181,8 +181,7 @@ def missed_classes(
 ) -> Iterator[Verdict]:
     """Verdicts on classes that no model finds, or that all models find rarely.
 
-    `name` is of a single model. `learnt`: the models are above chance; other models find every
-    class rarely. `noised`: the figures have noise.
+    `name` is of a single model. `learnt`: the models are above chance; others find all rarely.
     """
     several = len(rows) > 1
     for each in zip(*(row["classes"] for row in rows), strict=True):

@@ -83,9 +83,8 @@ def page(
 ) -> str:
     """Return the page, which needs no other file.
 
-    `inexact` is the reason why `rows` are the reported figures; empty if they are exact.
-    `unexamined` is the reason why nothing was trained on the synthetic images; empty if it was, or
-    if there are none.
+    `inexact` is the reason why `rows` are the reported figures, `unexamined` why no model trained
+    on the synthetic images; both may be empty.
     """
     return render(
         "hospital",
