@@ -104,7 +104,8 @@ class Followed:
     def look(self) -> list[Event]:
         """Read the new lines; returns the new events."""
         if (self.path / LOG).stat().st_size < self._read:  # a resumed run has dropped events
-            vars(self).update(vars(Followed.open(self.path)))
+            self.done, self.events, self._open = [], [], {}
+            self._read = self._measured = 0
         # summary.json is read first, since it is written last: then all events are there.
         under_way = UnderWay()
         with suppress(FileNotFoundError):
