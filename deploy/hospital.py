@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -21,8 +20,9 @@ from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
-from strategies.protocol.files import STORES, expand, make_private, parse_toml
+from strategies.protocol.files import STORES, expand, make_private
 from strategies.protocol.names import check_name
+from strategies.protocol.run_config import parse_pairs
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # replace Flower's own programs
@@ -197,14 +197,8 @@ def _parse(text: str) -> dict[str, Any]:
     Raises:
         DeployError: The text has another form.
     """
-    pair = re.compile(r"""([\w.-]+)=('[^']*'|"[^"]*"|\S+)""")
     try:
-        if pair.sub("", text).strip():
-            raise ValueError("each is written key=value")
-        config = parse_toml("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
-        if not all(isinstance(value, str | int | float) for value in config.values()):
-            raise ValueError("a value is a text in quotes, a number, true or false")
-        return config
+        return parse_pairs(text)
     except ValueError as error:
         raise DeployError(
             f"--node-config is {text!r}, which cannot be read ({error}): give keys and values such "
