@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.markdown import commit, machine, table_head, table_row
+from benchmarks.markdown import commit, machine, print_head, print_row
 from benchmarks.membership import models_of, newest_runs, settings_of
 from client_app.datasets import LocalData, open_data
 from client_app.hospital import simulated_name
@@ -106,7 +106,7 @@ def main() -> None:
     alone, runs = split_off_alone(arguments.output)
     own_runs = runs_of(arguments.own).popitem()[1] if arguments.own else alone
     print(f"Commit {commit()}; {machine()}.\n")
-    print(table_head(["", "seeds", *RULES]), flush=True)
+    print_head("", "seeds", *RULES)
     for row, by_seed in runs.items():
         seeds = sorted(by_seed.keys() & alone.keys() & own_runs.keys())
         figures = [measure(alone[seed], own_runs[seed], by_seed[seed]) for seed in seeds]
@@ -117,7 +117,7 @@ def main() -> None:
             gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
             gain = interval(gains) if rule != "its own, alone" else ""
             cells.append(f"{100 * fmean(ours):.1f}{gain}")
-        print(table_row([row, len(seeds), *cells]), flush=True)
+        print_row(row, len(seeds), *cells)
 
 
 def split_off_alone(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from audit.model import Predictions, loss_attack, network_attack
-from benchmarks.markdown import commit, machine, table_head, table_row
+from benchmarks.markdown import commit, machine, print_head, print_row
 from benchmarks.reproduce import cell, mean_and_std
 from client_app.datasets import open_data
 from learning.evaluation import probabilities
@@ -43,10 +43,10 @@ def main() -> None:
     for row, run in newest_runs(output):
         rows[row] += attack(run, networks)
     print(f"Commit {commit()}; {machine()}.\n")
-    print(table_head(["", "MIA by network, %", "MIA by loss, %"]))
+    print_head("", "MIA by network, %", "MIA by loss, %")
     for row, figures in rows.items():
-        cells = [cell(mean_and_std(list(each)), 100) for each in zip(*figures, strict=True)]
-        print(table_row([row, *cells]))
+        columns = zip(*figures, strict=True)
+        print_row(row, *(cell(mean_and_std(list(each)), 100) for each in columns))
 
 
 def newest_runs(output: Path) -> Iterator[tuple[str, Path]]:

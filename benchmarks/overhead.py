@@ -59,8 +59,8 @@ def main() -> None:
             sent = [event for event in events_of(result) if event["verb"] in ("train", "evaluate")]
             messages = len({(e["verb"], e["round"], e["hop"], e["hospital"]) for e in sent})
             beyond = "/".join(f"{1000 * PROCESSES * (s - bare) / messages:.0f}" for s in engines)
-            cells = [f"{s:.1f} | {s / bare:.2f}" for s in engines]
-            print_row(name, f"{bare:.1f}", *" | ".join(cells).split(" | "), beyond)
+            cells = (cell for s in engines for cell in (f"{s:.1f}", f"{s / bare:.2f}"))
+            print_row(name, f"{bare:.1f}", *cells, beyond)
 
 
 def seconds_of_rounds(result: Path) -> float:

@@ -39,8 +39,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, TypedDict
@@ -437,33 +438,25 @@ def list_columns(hospitals: int) -> dict[str, Column]:
         ("balanced_std", "balanced, oscillation (std of last 10 rounds), %"),
     ):
         columns[f"last_rounds_{part}"] = Column(heading, 100, _scalar("last_rounds", part))
-    columns["rounds_to_75"] = Column("rounds to 75 %", 1, _rounds_to_75)
-    columns["epochs_to_75"] = Column("epochs to 75 %", 1, _epochs_to_75)
-    columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
-    columns["megabytes"] = Column("MB", 1e-6, lambda s: [s["bytes_sent"] + s["bytes_received"]])
-    columns["seconds_per_round"] = Column(
-        "s per round", 1, lambda s: [median(s["history"]["seconds"])]
-    )
-    columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
-    for kind in ("plain", "private"):
-        heading, prefix = f"projection, {kind}, × 1000", f"projection-{kind}-"
-        columns[f"projection_{kind}"] = Column(heading, 1000, _synthetic(prefix))
-    columns["mml"] = Column("mmL, × 1000", 1000, _synthetic("mml-"))
-    columns["frechet"] = Column("Fréchet distance", 1, _synthetic("fid", "frechet-"))
-    columns["gan_private"] = Column("GANs with privacy loss, %", 100, _synthetic("gan-private"))
-    return columns
+    plain, private = (_synthetic(f"projection-{kind}-") for kind in ("plain", "private"))
+    return columns | {
+        "rounds_to_75": Column("rounds to 75 %", 1, _rounds_to_75),
+        "epochs_to_75": Column("epochs to 75 %", 1, _epochs_to_75),
+        "bytes_per_hop": Column("MB per hop", 1e-6, _scalar("bytes_per_hop")),
+        "megabytes": Column("MB", 1e-6, lambda s: [s["bytes_sent"] + s["bytes_received"]]),
+        "seconds_per_round": Column("s per round", 1, lambda s: [median(s["history"]["seconds"])]),
+        "wall_seconds": Column("wall time, s", 1, _scalar("wall_seconds")),
+        "projection_plain": Column("projection, plain, × 1000", 1000, plain),
+        "projection_private": Column("projection, private, × 1000", 1000, private),
+        "mml": Column("mmL, × 1000", 1000, _synthetic("mml-")),
+        "frechet": Column("Fréchet distance", 1, _synthetic("fid", "frechet-")),
+        "gan_private": Column("GANs with privacy loss, %", 100, _synthetic("gan-private")),
+    }
 
 
 def _scalar(*keys: str) -> Values:
     """The figure at nested keys of a summary."""
-
-    def values(summary: Mapping[str, Any]) -> list[float | None]:
-        found: Any = summary
-        for key in keys:
-            found = found[key]
-        return [found]
-
-    return values
+    return lambda summary: [reduce(getitem, keys, summary)]  # type: ignore[list-item]
 
 
 def _last_5(key: str) -> Values:
@@ -475,10 +468,7 @@ def _last_5(key: str) -> Values:
 
 
 def _all_models_at(index: int) -> Values:
-    def values(summary: Mapping[str, Any]) -> list[float | None]:
-        return [accuracies[index] for accuracies in summary["accuracy_matrix"]]
-
-    return values
+    return lambda summary: [accuracies[index] for accuracies in summary["accuracy_matrix"]]
 
 
 def _after_visit_at(index: int) -> Values:
@@ -492,16 +482,12 @@ def _after_visit_at(index: int) -> Values:
 
 def _synthetic(*prefixes: str) -> Values:
     """Figures of the hospitals' GANs. The end of a figure's name is the method of measurement."""
-
-    def values(summary: Mapping[str, Any]) -> list[float | None]:
-        return [
-            figure
-            for figures in summary["synthetic"].values()
-            for name, figure in figures.items()
-            if name.startswith(prefixes)
-        ]
-
-    return values
+    return lambda summary: [
+        figure
+        for figures in summary["synthetic"].values()
+        for name, figure in figures.items()
+        if name.startswith(prefixes)
+    ]
 
 
 def _rounds_to_75(summary: Mapping[str, Any]) -> list[float | None]:

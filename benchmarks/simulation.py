@@ -18,7 +18,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
-from deploy.server import bare_app
+from deploy.server import ask_flower, bare_app
 from deploy.supervisor import flower_environment
 from deploy.transport import free_port
 from server_app.launch import run_on
@@ -140,17 +140,11 @@ def run(
 
 def _status_of(run: str, environment: Mapping[str, str]) -> str:
     """The status of a run, as the local SuperLink of this environment reports it."""
-    answer = subprocess.run(
-        ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    answer = ask_flower(environment, ["ls", "local", "--run-id", run])
     try:
-        (found,) = json.loads(answer.stdout)["runs"]
+        (found,) = answer["runs"]
     except (ValueError, LookupError):
-        output = (answer.stdout + answer.stderr).strip()
+        output = answer.get("error-message", "").strip()
         return f"nothing of run {run}; has its SuperLink been ended? `flwr ls` says: {output}"
     return f"{found['status']}: {found['status-details']}"
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import ssl
@@ -21,8 +20,8 @@ from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
-from strategies.protocol.files import STORES, expand, make_private, parse_toml
-from strategies.protocol.names import check_name
+from strategies.protocol.files import STORES, expand, make_private
+from strategies.protocol.run_config import parse_pairs
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # replace Flower's own programs
@@ -48,7 +47,7 @@ class Hospital:
     # The folder with `ca.crt`, the hospital's key, its approved code, and Flower's files
     folder: Path
     server: str  # host:port of the SuperLink
-    name: str  # the hospital's name
+    name: str  # the hospital's name, checked
     data_dir: Path  # the hospital's folder of images, or its manifest
     store_dir: Path = STORES  # the hospital's store
     members: str = "none"  # the file with the keys of all hospitals, "first-use", or "none"
@@ -67,9 +66,7 @@ def start_supernode(hospital: Hospital) -> None:
             cannot be written to; a SuperNode already runs from the folder; no code is approved, or
             approved code was changed; or the server's certificate is not valid, or not from the
             consortium's authority.
-        ValueError: The hospital's name is not valid.
     """
-    check_name(hospital.name)
     folder = hospital.folder.absolute()
     store = hospital.store_dir.absolute()
     authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
@@ -177,13 +174,12 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "each hospital that `fedhandoff hospital identity` prints there; or first-use, or "
                 "none (docs/privacy/sealing.md)."
             )
-    policy = hospital.policy or find_policy(hospital.folder)
-    if policy and not policy.is_file():
-        raise DeployError(
-            f"The policy {policy} is no file: `fedhandoff policy` writes one. Move the "
-            "present one away, or name another file with --policy."
-        )
-    if policy:
+    if policy := hospital.policy or find_policy(hospital.folder):
+        if not policy.is_file():
+            raise DeployError(
+                f"The policy {policy} is no file: `fedhandoff policy` writes one. Move the "
+                "present one away, or name another file with --policy."
+            )
         paths["policy"] = policy
     config = {"resident": True} | _parse(hospital.node_config) | {"site": hospital.name}
     if hospital.members == "first-use":
@@ -197,14 +193,8 @@ def _parse(text: str) -> dict[str, Any]:
     Raises:
         DeployError: The text has another form.
     """
-    pair = re.compile(r"""([\w.-]+)=('[^']*'|"[^"]*"|\S+)""")
     try:
-        if pair.sub("", text).strip():
-            raise ValueError("each is written key=value")
-        config = parse_toml("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
-        if not all(isinstance(value, str | int | float) for value in config.values()):
-            raise ValueError("a value is a text in quotes, a number, true or false")
-        return config
+        return parse_pairs(text)
     except ValueError as error:
         raise DeployError(
             f"--node-config is {text!r}, which cannot be read ({error}): give keys and values such "

@@ -136,12 +136,10 @@ def write_answer(folder: Path, invitation: Invitation) -> Path:
     name = invitation.hospital
     file, public_key = folder / f"{name}.answer", folder / f"{name}.pub"
     # This certificate alone: a file of certificates could have more, which would be trusted, too.
-    certificate = invitation.certificate.public_bytes(Encoding.PEM)
-    write_whole(folder / "ca.crt", certificate)
+    write_whole(folder / "ca.crt", invitation.certificate.public_bytes(Encoding.PEM))
     key = " ".join(read_text(public_key).split()[:2])
-    mac = _mac(_secret(invitation.token), invitation.hospital, key)
-    content = {"hospital": invitation.hospital, "key": key, "mac": mac}
-    write_whole(file, tomli_w.dumps(content))
+    mac = _mac(_secret(invitation.token), name, key)
+    write_whole(file, tomli_w.dumps({"hospital": name, "key": key, "mac": mac}))
     return file
 
 

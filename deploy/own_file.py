@@ -45,7 +45,10 @@ Port = Annotated[int, bounds(0, 65535)]
 
 @declare
 class HospitalFile:
-    """The keys of hospital.toml; its paths are relative to its folder."""
+    """The keys of hospital.toml; its paths are relative to its folder.
+
+    Only the types count: for a key that is left out, a command has a default, or needs its option.
+    """
 
     name: Name
     data: Text = "images"  # the folder of images, or the manifest

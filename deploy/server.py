@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -278,7 +278,8 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
             "`fedhandoff server start`."
         )
     until = time.monotonic() + STARTING
-    while not (answer := _ask_flower(folder, arguments))["success"]:
+    environment = flower_environment(folder.absolute())
+    while not (answer := ask_flower(environment, arguments))["success"]:
         message = answer["error-message"].strip()
         if "SuperLink is unavailable" not in message:
             raise DeployError(message)
@@ -291,11 +292,11 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def _ask_flower(folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+def ask_flower(environment: Mapping[str, str], arguments: Sequence[str]) -> dict[str, Any]:
     """The JSON of one of Flower's commands; other output is its `error-message`."""
     done = subprocess.run(
         ["flwr", *arguments, "--format", "json"],
-        env=flower_environment(folder.absolute()),
+        env=environment,
         capture_output=True,
         encoding="utf-8",
         check=False,

@@ -21,8 +21,6 @@ def status(folder: Path) -> bool:
         DeployError: The path is no folder of a server or hospital.
     """
     folder = folder.absolute()
-    if not folder.is_dir():
-        raise DeployError(f"{folder} is no folder: give a server's or a hospital's folder.")
     if not any((folder / file).exists() for file in ("ca.crt", *FILES)):
         raise DeployError(f"{folder} is no folder of a server or a hospital: give one of these.")
     is_server = (folder / "server.crt").exists()

@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from strategies.engine.flower import Run, is_simulation
+from strategies.engine.flower import is_simulation
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
 from strategies.protocol.names import join_names
 from strategies.protocol.records import count_bytes
@@ -68,22 +68,11 @@ class LocalGrid(Grid):
     def wait(self, seconds: float) -> None:
         """Wait until an answer has come, at most `seconds`."""
 
-    def set_run(self, run: Run) -> None:
-        """Not available: Flower's own loops use it, the courier does not."""
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Run:
-        """Not available: the courier does not use it."""
-        raise NotImplementedError
-
-    def create_message(self, *_: object, **__: object) -> Message:
-        """Not available: the class `Message` makes messages."""
-        raise NotImplementedError
-
-    def send_and_receive(self, *_: object, **__: object) -> Iterable[Message]:
-        """Not available: the courier sends and receives."""
-        raise NotImplementedError
+    # Flower's own loops use these, the courier does not.
+    set_run: Any = None
+    run: Any = None
+    create_message: Any = None
+    send_and_receive: Any = None
 
 
 @dataclass(frozen=True)
@@ -239,8 +228,6 @@ class Exchange(Generic[AboutT]):
         self.meanwhile = meanwhile
         self._queues: dict[int, deque[Letter[AboutT]]] = {}
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
-        self._busy: set[int] = set()  # nodes of the outstanding messages
-        self._bytes = 0  # of the outstanding messages
         self._finished: deque[Delivery[AboutT]] = deque()
         self._looked = time.monotonic()
 
@@ -295,13 +282,14 @@ class Exchange(Generic[AboutT]):
     @property
     def _has_room(self) -> bool:
         """Whether one more message may be sent now; in a deployment always."""
-        few = len(self._outstanding) < AT_ONCE or self._bytes < AT_ONCE_BYTES
+        sent = self._outstanding.values()
+        few = len(sent) < AT_ONCE or sum(each.bytes_sent for each in sent) < AT_ONCE_BYTES
         return few or not self.courier.simulates
 
     def _send_waiting(self) -> None:
         """Send as many messages as there is room for."""
         for node in [*self._queues] if self._has_room else ():
-            if node not in self._busy and self._has_room:
+            if node not in self.courier.at_work and self._has_room:
                 self._send(node)
 
     def _send(self, node: int) -> None:
@@ -317,8 +305,6 @@ class Exchange(Generic[AboutT]):
             if message_ids:
                 self._outstanding[message_ids[0]] = sent
                 self.courier.at_work.add(node)
-                self._busy.add(node)
-                self._bytes += sent.bytes_sent
                 break
             self._finished.append(sent.fail(Failure.GONE, "The hospital is not connected.", 0.0))
         if not queue:
@@ -353,8 +339,6 @@ class Exchange(Generic[AboutT]):
         """Remove a message from those under way, and return it; None if it is unknown."""
         if (sent := self._outstanding.pop(message_id, None)) is not None:
             self.courier.at_work.discard(sent.letter.node)
-            self._busy.discard(sent.letter.node)
-            self._bytes -= sent.bytes_sent
         return sent
 
 

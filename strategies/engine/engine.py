@@ -177,17 +177,16 @@ class Engine:
 
     def _send(self, visits: Sequence[Visit]) -> None:
         """Send models to the hospitals that can be reached; other visits fail."""
-        state = self.state
-        reachable = self._reachable() if visits else set()
+        state, reachable = self.state, self._reachable()
         for visit in visits:
-            model = state.models[visit.model]
             if state.nodes[visit.hospital] in reachable:
                 self._post(self._order(visit))
             else:
                 self.run.courier.note_absence(state.nodes[visit.hospital])
-                hop = visit.number or state.hop
-                place = {"round": state.round, "hop": hop, "lineage": model.lineage}
-                self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
+                place = {"round": state.round, "hop": visit.number or state.hop}
+                lineage = state.models[visit.model].lineage
+                event = Event.absence(visit.verb, visit.hospital, lineage=lineage, **place)
+                self.run.journal.record(event)
                 self._end(visit, None)
 
     def _post(self, ordered: Ordered) -> None:

@@ -4,10 +4,9 @@ Hospitals import none. deploy/control.py runs inside Flower's SuperLink, and imp
 """
 
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["Run", "TaskIdentity", "is_simulation"]
+__all__ = ["TaskIdentity", "is_simulation"]
 
 
 def is_simulation(grid: Grid) -> bool:

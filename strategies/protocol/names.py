@@ -45,9 +45,10 @@ def names_of_folders(places: Sequence[str]) -> list[str]:
     /linz/skin. A dash replaces characters that no name may have. If the ends never differ, for
     instance for one folder given twice, hospitals have numbers.
     """
-    paths = [PurePath(place.strip().removesuffix("/manifest.csv")) for place in places]
+    suffix = re.compile(r"(/manifest\.csv|\.csv|\.tsv|\.txt)$")  # of a manifest
+    paths = [PurePath(suffix.sub("", place.strip())) for place in places]
     for depth in range(1, max(len(path.parts) for path in paths)):
-        ends = [_plain_name("-".join([*path.parts[-depth:-1], path.stem])) for path in paths]
+        ends = [_plain_name("-".join(path.parts[-depth:])) for path in paths]
         different = len({end.lower() for end in ends}) == len(ends)  # they name folders, too
         if different and all(map(names_hospital, ends)):
             return ends

@@ -37,10 +37,18 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
         raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
     where = f"--run-config names {files[0]}, which" if files else "--run-config"
     try:
-        text = _read(expand(files[0])) if files else _toml(" ".join(texts))
-        return _flat(text)
+        return _flat(_read(expand(files[0]))) if files else parse_pairs(" ".join(texts))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{where} cannot be read: {reason_of(error)}") from error
+
+
+def parse_pairs(text: str) -> dict[str, Any]:
+    """The values in a text of `key=value` that spaces separate, as in Flower, by key.
+
+    Raises:
+        ValueError: The text has another form.
+    """
+    return _flat(_toml(text))
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -23,19 +23,30 @@ def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
     """
     if settings.tasks == 1:
         return 0
-    rounds = min(max(server_round, 1), settings.num_server_rounds) - 1
-    if not hospital or not settings.own_streams:
-        return 1 + rounds * settings.tasks // settings.num_server_rounds
-    order, ends = _stream(settings, hospital)
-    return order[sum(end <= rounds for end in ends[:-1])]
+    if hospital and settings.own_streams:
+        return _tasks_until(settings, server_round, hospital)[-1]
+    rounds = _rounds_before(settings, server_round)
+    return 1 + rounds * settings.tasks // settings.num_server_rounds
 
 
 def arrived_tasks(settings: Settings, server_round: int, hospitals: Iterable[str]) -> list[int]:
     """The tasks that any hospital has had until a round (`Order.arrived`), if streams differ."""
     if not settings.own_streams:
         return []
-    rounds = range(1, server_round + 1)
-    return sorted({task_at(settings, each, name) for each in rounds for name in hospitals})
+    return sorted(
+        {task for name in hospitals for task in _tasks_until(settings, server_round, name)}
+    )
+
+
+def _rounds_before(settings: Settings, server_round: int) -> int:
+    return min(max(server_round, 1), settings.num_server_rounds) - 1
+
+
+def _tasks_until(settings: Settings, server_round: int, hospital: str) -> list[int]:
+    """The tasks of a hospital until a round, in order; each has one round or more."""
+    rounds = _rounds_before(settings, server_round)
+    order, ends = _stream(settings, hospital)
+    return order[: 1 + sum(end <= rounds for end in ends[:-1])]
 
 
 @cache

@@ -443,14 +443,14 @@ def test_what_flower_answers_can_be_read_in_any_shell(shell, tmp_path, monkeypat
 def test_hospitals_that_are_registered_at_once_all_have_names(folder, flwr):
     make_key(folder, "graz")
     flwr(json.dumps({"success": True, "node-id": 7}))
-    other, ask = '{"8": "linz"}', server._ask_flower
+    other, ask = '{"8": "linz"}', server.ask_flower
 
     def meanwhile(*given):
         (folder / "hospitals.json").write_text(other)
         return ask(*given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "_ask_flower", meanwhile)
+        patch.setattr(server, "ask_flower", meanwhile)
         server.register(folder, folder / "graz.pub", "graz")
     assert server.names_of(folder) == {"7": "graz", "8": "linz"}
 

@@ -238,10 +238,9 @@ def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkey
 
 
 def test_what_is_no_folder_is_named(tmp_path):
-    with pytest.raises(DeployError, match=r"nowhere is no folder"):
-        status.status(tmp_path / "nowhere")
-    with pytest.raises(DeployError, match=r"is no folder of a server or a hospital"):
-        status.status(tmp_path)
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(DeployError, match=f"{folder} is no folder of a server or a hospital"):
+            status.status(folder)
 
 
 def test_keys_are_out_of_git_s_reach_where_their_folder_is_new(tmp_path):

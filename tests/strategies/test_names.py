@@ -25,6 +25,7 @@ def test_names_that_lead_elsewhere_or_mean_something_else(name):
     [
         (["/d/graz", " /d/linz/"], ["graz", "linz"]),
         (["/d/graz/manifest.csv", "/d/linz.csv"], ["graz", "linz"]),
+        (["/d/dr.graz", "/d/dr.linz"], ["dr.graz", "dr.linz"]),
         (["/graz/skin", "/linz/skin"], ["graz-skin", "linz-skin"]),
         (["/graz/skin/2024", "/linz/skin/2024"], ["graz-skin-2024", "linz-skin-2024"]),
         (["/graz/Skin", "/linz/skin"], ["graz-Skin", "linz-skin"]),  # one folder on some machines
