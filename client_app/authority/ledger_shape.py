@@ -27,26 +27,31 @@ class _Values(TypedDict):
 _Failure = TypedDict("_Failure", {"class": str, "reason": str, "rule": NotRequired[str]})
 
 
-class Entry(TypedDict, total=False):
-    """A line: the request, its terms (settings, code, policy), and the answer."""
+class Asked(TypedDict, total=False):
+    """The fields of a request's order that are written down (`Order`)."""
 
-    run: str
     round: int
     hop: int
-    task: int
     learner: str
+    run: str
     epochs: int
+    leg: int
+    task: int
+    arrived: list[int]
     images: str
     test: bool
     snapshots: bool
+    own_start: bool
     buffer_size: int
     replay: list[str]
-    embeddings: str
-    leg: int
-    arrived: list[int]
-    own_start: bool
     ensemble: bool
+    embeddings: str
     final: bool
+
+
+class Entry(Asked, total=False):
+    """A line: the request, its terms (settings, code, policy), and the answer."""
+
     unfit: dict[str, str]
     terms: str
     settings: dict[str, Plain]
