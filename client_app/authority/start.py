@@ -16,7 +16,7 @@ from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
 from client_app.authority.node_config import NodeConfig, OwnError, combined_settings, policy_file
 from client_app.authority.policy import DEFAULTS, Policy
-from client_app.authority.privacy_account import Account
+from client_app.authority.privacy_account import read_account
 from client_app.store import DEFAULT, Store
 from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import OWN_FILES
@@ -52,7 +52,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     ]
     members, site = own.members, own.site
     store = expand(own.store_dir or DEFAULT) / site
-    Account(store / "privacy.jsonl").read()
+    read_account(store)
     if os.path.lexists(store / "figures-secret"):
         secret_of(Store(store))
     sentences.append(_check_ledger(path_of(site, store.parent)))
