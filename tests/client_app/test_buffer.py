@@ -9,23 +9,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer import make_buffer, stages
+from client_app.release.buffer import make_buffer
 from client_app.release.buffer.job import Release
-from client_app.release.buffer.stages import declare
 from gan import schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
 from strategies.protocol import console
-from strategies.protocol.may_leave import METRICS, UndeclaredError
+from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 
@@ -236,19 +233,6 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     assert 0 < made.figures["release-discarded"] <= 0.5
     train = {image.numpy().tobytes() for image in hospital().data.train.images}
     assert not train & {image.numpy().tobytes() for image in made.samples.images}
-
-
-@pytest.mark.slow
-def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch):
-    monkeypatch.setattr(stages, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
-    with pytest.raises(UndeclaredError, match="'diversty-untrained-squeeze' is not declared"):
-        make_buffer(hospital(), 20, soon())
-
-
-def test_a_figure_is_named_after_what_measured_the_distance():
-    job: Any = SimpleNamespace(distance=SimpleNamespace(name="lpips-vgg"))
-    figures = {"diversity-real-perceptual": 0.1, "release-refused": 0.2}
-    assert declare(figures, job) == {"diversity-real-lpips-vgg": 0.1, "release-refused": 0.2}
 
 
 def test_a_preset_is_checked_without_torch():
