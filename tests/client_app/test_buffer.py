@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+import numpy as np
 import pytest
 import torch
 
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from client_app.release import buffer
 from client_app.release.buffer import make_buffer
-from client_app.release.buffer.job import Release
+from client_app.release.buffer.job import Job, Release
 from gan import schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
@@ -233,6 +235,27 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     assert 0 < made.figures["release-discarded"] <= 0.5
     train = {image.numpy().tobytes() for image in hospital().data.train.images}
     assert not train & {image.numpy().tobytes() for image in made.samples.images}
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_same_images_of_other_patients_are_checked_anew(hospital, monkeypatch, part):
+    """The search for copies, and the halves of the attacks, depend on the patients."""
+    jobs: list[Job] = []
+
+    def make(job):
+        jobs.append(job)
+        return Release(job.train, {})
+
+    monkeypatch.setattr(buffer, "make", make)
+    place = hospital()
+    for _ in range(2):
+        make_buffer(place, 20, soon())
+    assert len(jobs) == 1
+    images = getattr(place.data, part)
+    corrected = replace(images, groups=np.arange(len(images)) // 2)
+    make_buffer(replace(place, data=replace(place.data, **{part: corrected})), 20, soon())
+    assert len(jobs) == 2
+    assert jobs[0].folder == jobs[1].folder  # the GAN is not trained again
 
 
 def test_a_preset_is_checked_without_torch():

@@ -34,8 +34,7 @@ import torch
 
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
-from client_app.datasets import LocalData
-from client_app.datasets.pool import Indices
+from client_app.datasets.pool import Indices, LocalSamples
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, fingerprint, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
@@ -85,9 +84,10 @@ def make_buffer(
     else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed
-        parts = [MOMENTS, images[0], _owners(data), data.classes, bounds, noise]
+        parts = [MOMENTS, images[0], _owners(data.train), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
-    checks = ["copies", CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
+    checks = [CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
+    checks += [_owners(data.train), _owners(data.test)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):
@@ -135,9 +135,9 @@ def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
         raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
 
 
-def _owners(data: LocalData) -> str:
-    """A hash of the patients of the training images."""
-    _, patients = np.unique(data.train.patients, return_inverse=True)
+def _owners(samples: LocalSamples) -> str:
+    """A hash of the patients of images."""
+    _, patients = np.unique(samples.patients, return_inverse=True)
     return hashlib.sha256(patients.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
