@@ -81,14 +81,12 @@ class OwnLedger:
             OwnError: A file with the hospital's record of earlier answers is missing.
             PolicyError: The store is as large as the policy allows.
         """
-        if self._is_live:
-            return
-        machine = _machine(self._config)
+        machine, run = _machine(self._config), _run(_request_fields(self._message))
         with _open_to_write(self.path) as index:
-            if gone := index.find_missing(_run(_request_fields(self._message))):
+            if not self._is_live and (gone := index.find_missing(run)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, self._size)
-        if refusal:
+            refusal = index.make_room(machine, self._size)  # `append` needs the measured size
+        if refusal and not self._is_live:
             raise refusal
 
     def note(self, answer: Message) -> None:
