@@ -1,7 +1,7 @@
 """The allowed content of a line of a ledger."""
 
 from datetime import datetime
-from typing import NotRequired, TypedDict
+from typing import NotRequired, Required, TypedDict
 
 from strategies.protocol.shapes import ShapeError, from_json
 
@@ -52,6 +52,9 @@ class Asked(TypedDict, total=False):
 class Entry(Asked, total=False):
     """A line: the request, its terms (settings, code, policy), and the answer."""
 
+    previous: Required[str]
+    time: Required[str]
+    verb: Required[str]
     unfit: dict[str, str]
     terms: str
     settings: dict[str, Plain]
@@ -62,22 +65,16 @@ class Entry(Asked, total=False):
     failure: _Failure
 
 
-class _Whole(Entry):
-    previous: str
-    time: str
-    verb: str
-
-
-def entry_of(line: str) -> _Whole:
+def entry_of(line: str) -> Entry:
     """Parse a line of a ledger.
 
     Raises:
         ShapeError: The text is no line of a ledger.
         ValueError: The line's time is not valid.
     """
-    entry = from_json(line, _Whole)
+    entry = from_json(line, Entry)
     datetime.fromisoformat(entry["time"]).timestamp()
-    if entry.keys() - _Whole.__annotations__.keys():
+    if entry.keys() - Entry.__annotations__.keys():
         raise ShapeError("it says what no ledger does")
     if ("left" in entry) == ("failure" in entry):
         raise ShapeError("an answer left, or a failure")
