@@ -64,9 +64,9 @@ def make_buffer(
         DivergedError: The training of the GAN diverged.
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
-    settings, data = hospital.settings, hospital.data
+    settings, gan, data = hospital.settings, hospital.settings.gan, hospital.data
     # On features neither is used: the defaults need no file of weights.
-    chosen = ("tiny", 0) if data.whole else (settings.gan.preset, settings.gan.iterations)
+    chosen = ("tiny", 0) if data.whole else (gan.preset, gan.iterations)
     preset = choose_preset(*chosen, max(data.train.shape[1:]))
     distance = _distance(hospital, preset)
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
@@ -74,9 +74,8 @@ def make_buffer(
     learnt = frequent_classes(countable, settings.release.min_class_images)
     images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
-    loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
-    networks = [asdict(preset), distance.name, settings.gan.inception_weights]
-    gan = settings.gan
+    loss = [gan.privacy_weight, gan.privacy_reduction]
+    networks = [asdict(preset), distance.name, gan.inception_weights]
     if gan.method == "stylegan2-ada":
         parts = [VERSION, images, classes, loss, networks, seed]
     elif gan.method == "class-gaussians":
