@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.authority.members import announced_members
 from client_app.authority.permission import admit
-from client_app.authority.privacy_account import Account, Spent
+from client_app.authority.privacy_account import Spent, spend
 from client_app.authority.sealing import Seal, seal_for
 from client_app.hospital import Hospital
 from client_app.run import check_same, run_folder
@@ -135,8 +135,7 @@ class Request(Inquiry):
         """
         policy = self.hospital.policy
         folder = self.hospital.store.folder if policy else self.run.folder
-        account = Account(folder / "privacy.jsonl")
-        return account.spend(spent, delta, policy.privacy if policy else None)
+        return spend(folder, spent, delta, policy.privacy if policy else None)
 
     def answer(
         self,

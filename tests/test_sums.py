@@ -10,7 +10,7 @@ import torch
 from audit.report import Report
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report.privacy import describe
-from client_app.authority.privacy_account import Account, noise_for
+from client_app.authority.privacy_account import noise_for, read_account
 from client_app.datasets import open_data
 from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
@@ -489,7 +489,7 @@ def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, mon
     assert sorted(attacked[:3]) == sorted(attacked[3:])
     for name in NAMES:
         store = tmp_path / name / "store" / name
-        assert len(Account(store / "privacy.jsonl").read()) == 1
+        assert len(read_account(store)) == 1
         assert not run_of(tmp_path, name).names("sums")
         assert not PastRun.find(name, tmp_path / name / "store", None).sent_sums()
 

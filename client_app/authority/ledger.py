@@ -19,7 +19,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -34,7 +34,7 @@ from client_app.authority.ledger_index import (
     index_of,
     open_index,
 )
-from client_app.authority.ledger_shape import entry_of
+from client_app.authority.ledger_shape import Asked, entry_of
 from client_app.authority.node_config import OwnError, is_simulated, policy_file
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
@@ -43,17 +43,12 @@ from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
 from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import Failed, Failure
-from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import count_bytes, find_record, from_record, size_of
 from strategies.protocol.redaction import redact
 from warm.process import Handed
 
-ORDER = (
-    *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
-    *("buffer_size", "replay", "embeddings", "leg", "arrived", "own_start", "ensemble", "final"),
-)
-TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
+ASKED: dict[str, Any] = Asked.__annotations__  # name of a field -> its type
 LONG = 2000  # most characters of a setting in the ledger; valid settings are shorter
 MOST, LONG_KEY = 300, 100  # most settings, and most characters of a key; valid runs have fewer
 
@@ -86,14 +81,12 @@ class OwnLedger:
             OwnError: A file with the hospital's record of earlier answers is missing.
             PolicyError: The store is as large as the policy allows.
         """
-        if self._is_live:
-            return
-        machine = _machine(self._config)
+        machine, run = _machine(self._config), _run(_request_fields(self._message))
         with _open_to_write(self.path) as index:
-            if gone := index.find_missing(_run(_request_fields(self._message))):
+            if not self._is_live and (gone := index.find_missing(run)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, self._size)
-        if refusal:
+            refusal = index.make_room(machine, self._size)  # `append` needs the measured size
+        if refusal and not self._is_live:
             raise refusal
 
     def note(self, answer: Message) -> None:
@@ -122,10 +115,7 @@ def path_of(site: str, store: Path) -> Path:
 
 
 def append(
-    path: Path,
-    entry: Mapping[str, Any],
-    terms: Mapping[str, Any] | None = None,
-    brought: int = 0,
+    path: Path, entry: Mapping[str, Any], terms: Mapping[str, Any] | None = None, brought: int = 0
 ) -> None:
     """Add an entry at the end of a ledger, on the disk.
 
@@ -262,7 +252,7 @@ def _request_fields(message: Message) -> dict[str, Any]:
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
     order = find_record(message.content, "order", ConfigRecord)
-    given = {key: order[key] for key in TYPES if key in order} if order else {}
+    given = {key: order[key] for key in ASKED if key in order} if order else {}
     unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
     fit = {key: value for key, value in given.items() if key not in unfit}
     return {"time": time, "verb": verb, **fit, **({"unfit": unfit} if unfit else {})}
@@ -271,7 +261,7 @@ def _request_fields(message: Message) -> dict[str, Any]:
 def _fits(key: str, value: object) -> bool:
     """Whether a field of the order has its type."""
     each = value if isinstance(value, list) else ()
-    kind = TYPES[key]
+    kind = ASKED[key]
     return type(value) is (get_origin(kind) or kind) and all(
         type(one) in get_args(kind) for one in each
     )

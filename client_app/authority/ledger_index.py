@@ -78,9 +78,8 @@ class Index:
         if not self._head.exists():
             if size or known or self._count("said"):
                 raise BrokenLedger(
-                    f"The end of the ledger is unknown: {self._head.name} was deleted. Restore "
-                    f"that file from a backup. Without a backup move {self.path.stem}.* to another "
-                    "folder, and keep them there: a new ledger begins."
+                    f"The end of the ledger is unknown: {self._head.name} was deleted. Restore it "
+                    "from a backup."
                 )
             return Head()
         try:

@@ -1,7 +1,7 @@
 """The allowed content of a line of a ledger."""
 
 from datetime import datetime
-from typing import NotRequired, TypedDict
+from typing import NotRequired, Required, TypedDict
 
 from strategies.protocol.shapes import ShapeError, from_json
 
@@ -27,26 +27,34 @@ class _Values(TypedDict):
 _Failure = TypedDict("_Failure", {"class": str, "reason": str, "rule": NotRequired[str]})
 
 
-class Entry(TypedDict, total=False):
-    """A line: the request, its terms (settings, code, policy), and the answer."""
+class Asked(TypedDict, total=False):
+    """The fields of a request's order that are written down (`Order`)."""
 
-    run: str
     round: int
     hop: int
-    task: int
     learner: str
+    run: str
     epochs: int
+    leg: int
+    task: int
+    arrived: list[int]
     images: str
     test: bool
     snapshots: bool
+    own_start: bool
     buffer_size: int
     replay: list[str]
-    embeddings: str
-    leg: int
-    arrived: list[int]
-    own_start: bool
     ensemble: bool
+    embeddings: str
     final: bool
+
+
+class Entry(Asked, total=False):
+    """A line: the request, its terms (settings, code, policy), and the answer."""
+
+    previous: Required[str]
+    time: Required[str]
+    verb: Required[str]
     unfit: dict[str, str]
     terms: str
     settings: dict[str, Plain]
@@ -57,22 +65,16 @@ class Entry(TypedDict, total=False):
     failure: _Failure
 
 
-class _Whole(Entry):
-    previous: str
-    time: str
-    verb: str
-
-
-def entry_of(line: str) -> _Whole:
+def entry_of(line: str) -> Entry:
     """Parse a line of a ledger.
 
     Raises:
         ShapeError: The text is no line of a ledger.
         ValueError: The line's time is not valid.
     """
-    entry = from_json(line, _Whole)
+    entry = from_json(line, Entry)
     datetime.fromisoformat(entry["time"]).timestamp()
-    if entry.keys() - _Whole.__annotations__.keys():
+    if entry.keys() - Entry.__annotations__.keys():
         raise ShapeError("it says what no ledger does")
     if ("left" in entry) == ("failure" in entry):
         raise ShapeError("an answer left, or a failure")

@@ -37,9 +37,9 @@ def check_model(
 
     The estimate is for full batches. So a refusal does not reveal the number of images.
 
-    `content` came in the message with the network. `batch` and `kept` are numbers of images: in a
-    training batch, and in the learner's memory and the buffers. The learner also keeps `copies` of
-    the network's weights.
+    `content` came in the message with the network. `batch` and `kept` are numbers of images (or
+    vectors of features): in a training batch, and in the learner's memory and the buffers. The
+    learner also keeps `copies` of the network's weights.
 
     Raises:
         PolicyError: The network is too large.
@@ -51,7 +51,8 @@ def check_model(
         policy.models.uphold("max-megabytes", size / MB)
         weights = (COPIES + copies) * size
         needed = count_bytes(content) + weights + _activation_bytes(network, batch)
-        needed += kept * network.channels * network.height * network.width
+        value = 4 if network.whole else 1  # bytes: a feature is a float32
+        needed += kept * value * network.channels * network.height * network.width
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 

@@ -103,10 +103,10 @@ def members_of(
             lines = (member_line(name, announced[name]) for name in sorted(announced))
             _write(pins, head + "".join(lines), announced)
         members = read_members(pins) if os.path.lexists(pins) else {}
-    if str(members.setdefault(own.name, own.member)) != str(own.member):
+    if members.setdefault(own.name, own.member) != own.member:
         raise SettingsError(f"The file of members has a wrong key for this hospital, '{own.name}'.")
     for name, member in announced.items():
-        if str(members.get(name)) != str(member):
+        if members.get(name) != member:
             logging.getLogger("flwr").warning(
                 "The server announces '%s' with a key that is not among this hospital's members: "
                 "nothing is sealed for it, and its parcels are refused. Ask that hospital. If the "
@@ -189,9 +189,7 @@ def _names(line: str, name: str) -> bool:
 
 def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
     """Replace a file by a text, if the text has the expected members."""
-    if {name: str(each) for name, each in _parse(text, path).items()} != {
-        name: str(each) for name, each in members.items()
-    }:
+    if _parse(text, path) != members:
         raise SettingsError("The hospital's file of members must be changed by hand.")
     own_folder(path.parent)
     write_whole(path, text, private=True)

@@ -95,6 +95,9 @@ class Rules:
 
     table: ClassVar[str]
 
+    def __init_subclass__(cls, table: str) -> None:
+        cls.table = table
+
     def ruling(self, name: str, asked: float) -> Ruling:
         """The ruling of a limit on a number."""
         rule, limit = f"{self.table}.{name}", getattr(self, name.replace("-", "_"))
@@ -117,18 +120,16 @@ _Figure = Annotated[str, choice(FIGURES)]
 
 
 @declare
-class CodeRules(Rules):
+class CodeRules(Rules, table="code"):
     """The table `code`."""
 
-    table = "code"
     approved: list[_Hash]
 
 
 @declare
-class RunRules(Rules):
+class RunRules(Rules, table="runs"):
     """The table `runs`."""
 
-    table = "runs"
     strategies: list[_Method]
     sealed_only: bool
     max_rounds: OneOrMore
@@ -138,10 +139,9 @@ class RunRules(Rules):
 
 
 @declare
-class ImageRules(Rules):
+class ImageRules(Rules, table="images"):
     """The table `images`."""
 
-    table = "images"
     classes: list[_Class]
     max_size: OneOrMore
     max_quarantined: ShareBelowOne
@@ -150,10 +150,9 @@ class ImageRules(Rules):
 
 
 @declare
-class ModelRules(Rules):
+class ModelRules(Rules, table="models"):
     """The table `models`."""
 
-    table = "models"
     max_megabytes: Amount
     weights: list[_Weights]
     max_membership: Share
@@ -167,10 +166,9 @@ class ModelRules(Rules):
 
 
 @declare
-class ReleaseRules(Rules):
+class ReleaseRules(Rules, table="release"):
     """The table `release`."""
 
-    table = "release"
     buffers: bool
     max_images: Count
     min_quantile: Share
@@ -185,10 +183,9 @@ class ReleaseRules(Rules):
 
 
 @declare
-class EmbeddingRules(Rules):
+class EmbeddingRules(Rules, table="embeddings"):
     """The table `embeddings`."""
 
-    table = "embeddings"
     kinds: list[_Embedding]
     max_bits: Amount
     max_linked: Share
@@ -206,10 +203,9 @@ class EmbeddingRules(Rules):
 
 
 @declare
-class SumRules(Rules):
+class SumRules(Rules, table="sums"):
     """The table `sums`."""
 
-    table = "sums"
     allow: bool
     min_class_patients: OneOrMore
     min_hospitals: TwoOrMore
@@ -223,10 +219,9 @@ class SumRules(Rules):
 
 
 @declare
-class PrivacyRules(Rules):
+class PrivacyRules(Rules, table="privacy"):
     """The table `privacy`."""
 
-    table = "privacy"
     require: list[_Private]
     max_epsilon: Annotated[float, bounds(0, MOST_EPSILON)]
     max_delta: Annotated[float, bounds(0, MOST_DELTA)]
@@ -255,23 +250,20 @@ class PrivacyRules(Rules):
         deltas = [delta for _, delta in guarantees] + [settings.train.dp.delta] * trained
         largest = self.ruling("max-epsilon", max((each for each, _ in guarantees), default=0.0))
         most = self.ruling("max-delta", max(deltas, default=0))
-        if not deltas:  # an ε of 0 would read as perfect privacy
-            asked = "no differential privacy, no guarantee"
-            yield replace(largest, requested=asked, holds=True)
-            yield replace(most, requested=asked, holds=True)
-            return
+        none = "no differential privacy, no guarantee"  # an ε of 0 would read as perfect privacy
         if not guarantees:
-            asked = "noise at every visit: the account adds up ε"
+            asked = "noise at every visit: the account adds up ε" if deltas else none
             largest = replace(largest, requested=asked, holds=True)
+        if not deltas:
+            most = replace(most, requested=none, holds=True)
         yield largest
         yield most
 
 
 @declare
-class FigureRules(Rules):
+class FigureRules(Rules, table="figures"):
     """The table `figures`."""
 
-    table = "figures"
     withheld: list[_Figure]
     smallest_group: OneOrMore
     max_models: OneOrMore
@@ -279,10 +271,9 @@ class FigureRules(Rules):
 
 
 @declare
-class MachineRules(Rules):
+class MachineRules(Rules, table="machine"):
     """The table `machine`."""
 
-    table = "machine"
     max_memory_gb: Amount
     max_disk_gb: Amount
 

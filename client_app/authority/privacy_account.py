@@ -27,6 +27,8 @@ from strategies.protocol.files import read_text
 from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
+FILE = "privacy.jsonl"
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -38,49 +40,42 @@ class Spent:
     steps: int = 1  # number of releases, each with its own noise
 
 
-class Account:
-    """The account in a file.
+def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
+    """Add a release to the account in a folder, before it is made.
 
-    The file is made at the first release.
+    `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation.
+
+    Returns:
+        ε of all releases, this one included.
+
+    Raises:
+        PolicyError: The policy does not allow this ε or δ; nothing is written.
     """
+    path = own_folder(folder) / FILE
+    with FileLock(path.with_suffix(".lock")):
+        total = epsilon([*read_account(folder), spent], delta)
+        if rules:
+            rules.uphold("max-delta", delta)
+            # The bound of dp-accounting exceeds the exact value in the last digits.
+            rules.uphold("max-epsilon", round(total, 3))
+        append_text(path, "\n" + json.dumps(asdict(spent)))  # the last may be incomplete
+    return total
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def spend(self, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
-        """Add a release to the account, before it is made.
+def read_account(folder: Path) -> list[Spent]:
+    """All releases so far. An incomplete line is skipped: its release was never made.
 
-        `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation.
-
-        Returns:
-            ε of all releases, this one included.
-
-        Raises:
-            PolicyError: The policy does not allow this ε or δ; nothing is written.
-        """
-        own_folder(self.path.parent)
-        with FileLock(self.path.with_suffix(".lock")):
-            total = epsilon([*self.read(), spent], delta)
-            if rules:
-                rules.uphold("max-delta", delta)
-                # The bound of dp-accounting exceeds the exact value in the last digits.
-                rules.uphold("max-epsilon", round(total, 3))
-            append_text(self.path, "\n" + json.dumps(asdict(spent)))  # the last may be incomplete
-        return total
-
-    def read(self) -> list[Spent]:
-        """All releases so far. An incomplete line is skipped: its release was never made.
-
-        Raises:
-            OwnError: The file cannot be read, or a line is no release.
-        """
-        if not os.path.lexists(self.path):
-            return []
-        try:
-            lines = read_text(self.path).splitlines()
-            return [from_json(line, Spent) for line in lines if line.endswith("}")]
-        except (OSError, ValueError) as error:
-            raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error
+    Raises:
+        OwnError: The file cannot be read, or a line is no release.
+    """
+    path = folder / FILE
+    if not os.path.lexists(path):
+        return []
+    try:
+        lines = read_text(path).splitlines()
+        return [from_json(line, Spent) for line in lines if line.endswith("}")]
+    except (OSError, ValueError) as error:
+        raise OwnError("privacy account", f"{path} is damaged: {error}") from error
 
 
 def require_delta(name: str, delta: float, patients: NDArray[Any]) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from client_app.authority.identity import Identity, secret_of
 from client_app.authority.ledger import path_of, read
-from client_app.authority.ledger_index import BrokenLedger, index_of, open_index
+from client_app.authority.ledger_index import BrokenLedger, open_index
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
 from client_app.authority.node_config import NodeConfig, OwnError, combined_settings, policy_file
 from client_app.authority.policy import DEFAULTS, Policy
-from client_app.authority.privacy_account import Account
+from client_app.authority.privacy_account import read_account
 from client_app.store import DEFAULT, Store
 from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import OWN_FILES
@@ -52,7 +52,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     ]
     members, site = own.members, own.site
     store = expand(own.store_dir or DEFAULT) / site
-    Account(store / "privacy.jsonl").read()
+    read_account(store)
     if os.path.lexists(store / "figures-secret"):
         secret_of(Store(store))
     sentences.append(_check_ledger(path_of(site, store.parent)))
@@ -101,14 +101,17 @@ def _check_ledger(path: Path) -> str:
     Raises:
         OwnError: The ledger is broken, or a file with the record of earlier answers is missing.
     """
-    if not (os.path.lexists(path) or index_of(path).exists()):
+    if not [*path.parent.glob(f"{path.stem}.*")]:
         return "Ledger: none yet."
     try:
         with open_index(path) as index:
             gone = index.find_missing("")
         newest = deque(read(path), maxlen=1)
     except (BrokenLedger, sqlite3.Error) as error:
-        cure = f"Without a backup move {path.stem}.* to another folder, and keep them there."
+        cure = (
+            f"Without a backup move {path.stem}.* to another folder, and keep them there: a new "
+            "ledger begins."
+        )
         raise OwnError("ledger", f"{path}: {error} {cure}") from error
     if gone:
         raise OwnError("files", gone)

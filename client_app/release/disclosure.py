@@ -82,7 +82,6 @@ class Disclosure(ABC):
     Attributes:
         rules: The policy's rules; None = exact figures.
         smallest: Smallest number of patients of a class in figures.
-        most: Largest number of models that may be tested; None = any number.
         chosen: Rows [n] of the test images in figures.
         labels: Classes of these test images [n].
         patients: Patients of these test images [n].
@@ -92,7 +91,6 @@ class Disclosure(ABC):
 
     rules: FigureRules | None = None
     smallest = 1
-    most: int | None = None
 
     def __init__(self, request: Inquiry) -> None:
         self.request, self.data = request, request.hospital.data
@@ -104,14 +102,9 @@ class Disclosure(ABC):
         self.tasks = None if self.data.test.tasks is None else self.data.test.tasks[chosen]
 
     @cached_property
-    def owners(self) -> Indices:
-        """Patients of all training images."""
-        return self.data.train.patients
-
-    @cached_property
     def learnt(self) -> Indices:
         """Rows [m] of the training images in classes with enough patients."""
-        return large_class_rows(self.owners, self.data.train.strata, self.smallest)
+        return large_class_rows(self.data.train.patients, self.data.train.strata, self.smallest)
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a question: see `question`."""
@@ -136,11 +129,6 @@ class Disclosure(ABC):
             digest.update(name.encode())
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()
-
-    @property
-    def num_test(self) -> int:
-        """The number of test images in figures."""
-        return len(self.labels)
 
     def counts(self) -> dict[str, float]:
         """The numbers of training images, test images and unusable images."""
@@ -186,8 +174,9 @@ class Disclosure(ABC):
             check_newest(self.request.run, label, tested=True)
             tasks = self.request.order.tasks_so_far  # the tasks decide the test images
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
-        if place or self.most is not None:
-            ModelCount(self.request.run).add(model, place, self.most)
+        if place or self.rules:
+            most = self.rules.max_models if self.rules else None
+            ModelCount(self.request.run).add(model, place, most)
 
     @abstractmethod
     def weight(self, images: float) -> float:
@@ -274,7 +263,7 @@ class Exact(Disclosure):
         self, model: str, scores: Tensor, *, per_class: bool = False
     ) -> dict[str, float]:
         """See the base."""
-        if not self.num_test:
+        if not len(self.labels):
             return {}
         if not scores.isfinite().all():
             raise DivergedError("The outputs of the model are not finite.")
@@ -307,7 +296,7 @@ class Noised(Disclosure):
     rules: FigureRules
 
     def __init__(self, request: Inquiry, rules: FigureRules) -> None:
-        self.rules, self.smallest, self.most = rules, rules.smallest_group, rules.max_models
+        self.rules, self.smallest = rules, rules.smallest_group
         super().__init__(request)
         self.noise = Noise(secret_of(request.hospital.store))
         self.effects = effects(self.patients, self.labels.cpu().numpy())
@@ -330,7 +319,7 @@ class Noised(Disclosure):
         self, model: str, scores: Tensor, *, per_class: bool = False
     ) -> dict[str, float]:
         """See the base."""
-        if not self.num_test:
+        if not len(self.labels):
             return {}
         scores, exact = self._score(scores[self.chosen].nan_to_num())
         figures = {"num-examples": self.number(self.strata)}
@@ -369,13 +358,13 @@ class Noised(Disclosure):
         Raises:
             DeadlineError: The deadline has passed.
         """
-        drawn, strata = self.training_rows, self.data.train.strata
-        large = large_class_rows(self.owners[drawn], strata[drawn], self.smallest)
+        drawn, owners = self.training_rows, self.data.train.patients
+        large = large_class_rows(owners[drawn], self.data.train.strata[drawn], self.smallest)
         if not len(rows := drawn[large]):
             return {}
         samples = self.data.train[torch.from_numpy(rows)]
         labels = samples.labels
-        effect = effects(self.owners[rows], labels.cpu().numpy())["accuracy"]
+        effect = effects(owners[rows], labels.cpu().numpy())["accuracy"]
         if (step := step_of(effect, self.rules.max_models)) > COARSEST:
             return {}
         chances = probabilities(network, samples.images, self.request.clock.deadline).nan_to_num()
@@ -400,7 +389,7 @@ class Noised(Disclosure):
         from audit.copies import HELD_OUT  # its imports take seconds
 
         settings = self.request.hospital.settings
-        train = len(np.unique(self.owners))
+        train = len(np.unique(self.data.train.patients))
         unseen = len(np.unique(self.data.test.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
@@ -430,7 +419,7 @@ class Noised(Disclosure):
         """
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
-        patients = len(np.unique(self.owners[rows]))
+        patients = len(np.unique(self.data.train.patients[rows]))
         about = {
             "embedding-bits-most": 1,
             "embedding-bits-median": patients / 2,
@@ -460,7 +449,7 @@ class Noised(Disclosure):
             return {}
         labels = samples.labels.cpu().numpy()
         features = extract_features(network, samples.images).cpu().nan_to_num().double() / bound
-        pairs = np.stack([labels, self.owners[self.learnt]])
+        pairs = np.stack([labels, self.data.train.patients[self.learnt]])
         cells, cell, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
         parts = torch.zeros(len(sizes), features.shape[1], dtype=torch.float64)  # of each patient
         parts.index_add_(0, torch.from_numpy(cell.ravel()), features)

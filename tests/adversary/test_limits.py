@@ -1,14 +1,19 @@
 """A server that decides on whom a model is trained, or that changes a run's terms on its way."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from flwr.app import Message, RecordDict
 
 from client_app import parcels
 from client_app.app import app
-from client_app.authority.policy import PolicyError
+from client_app.authority.limits import check_model
+from client_app.authority.policy import Policy, PolicyError
 from client_app.run import count_visit
 from client_app.store import Store
 from learning.learners.plain import Learner
+from learning.models import Architecture
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -65,6 +70,19 @@ def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     joins, _ = visited(tmp_path / "large", policy, learner="er-ace", reservoir__size=100_000)
     assert joins.error.code == Failure.POLICY
     assert "machine.max-memory-gb" in caplog.text
+
+
+def test_kept_features_count_with_four_bytes_for_each_number():
+    """A million vectors of 1,000 float32 take 4 GB more than none."""
+    policy = Policy.read()
+    policy = replace(policy, machine=replace(policy.machine, max_memory_gb=0.0))
+    head = Architecture("mlp", 3, 8, 8, 2).head(1000).to_json()
+    needed: list[Any] = []
+    for kept in (0, 1_000_000):
+        with pytest.raises(PolicyError) as refusal:
+            check_model(policy, head, RecordDict(), kept=kept)
+        needed.append(refusal.value.requested)
+    assert needed[1] - needed[0] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("verb", ["query.prepare", "train", "evaluate"])

@@ -9,23 +9,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer import make_buffer, stages
-from client_app.release.buffer.job import Release
-from client_app.release.buffer.stages import declare
+from client_app.release import buffer
+from client_app.release.buffer import make_buffer
+from client_app.release.buffer.job import Job, Release
 from gan import schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
 from strategies.protocol import console
-from strategies.protocol.may_leave import METRICS, UndeclaredError
+from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 
@@ -238,17 +237,25 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     assert not train & {image.numpy().tobytes() for image in made.samples.images}
 
 
-@pytest.mark.slow
-def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch):
-    monkeypatch.setattr(stages, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
-    with pytest.raises(UndeclaredError, match="'diversty-untrained-squeeze' is not declared"):
-        make_buffer(hospital(), 20, soon())
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_same_images_of_other_patients_are_checked_anew(hospital, monkeypatch, part):
+    """The search for copies, and the halves of the attacks, depend on the patients."""
+    jobs: list[Job] = []
 
+    def make(job):
+        jobs.append(job)
+        return Release(job.train, {})
 
-def test_a_figure_is_named_after_what_measured_the_distance():
-    job: Any = SimpleNamespace(distance=SimpleNamespace(name="lpips-vgg"))
-    figures = {"diversity-real-perceptual": 0.1, "release-refused": 0.2}
-    assert declare(figures, job) == {"diversity-real-lpips-vgg": 0.1, "release-refused": 0.2}
+    monkeypatch.setattr(buffer, "make", make)
+    place = hospital()
+    for _ in range(2):
+        make_buffer(place, 20, soon())
+    assert len(jobs) == 1
+    images = getattr(place.data, part)
+    corrected = replace(images, groups=np.arange(len(images)) // 2)
+    make_buffer(replace(place, data=replace(place.data, **{part: corrected})), 20, soon())
+    assert len(jobs) == 2
+    assert jobs[0].folder == jobs[1].folder  # the GAN is not trained again
 
 
 def test_a_preset_is_checked_without_torch():

@@ -55,7 +55,7 @@ def test_figures_are_about_classes_of_enough_patients(tmp_path):
     labels = [0] * 400 + [1] * 200 + [2] * 9
     groups = [*range(400), *(400 + k % 9 for k in range(200)), *range(500, 509)]
     figures = of(tmp_path, labels, groups)
-    assert figures.num_test == 400
+    assert len(figures.labels) == 400
     told = figures.test_figures("m", saying(labels), per_class=True)
     assert set(told) == {
         *("num-examples", "accuracy", "balanced-accuracy"),
@@ -69,7 +69,7 @@ def test_figures_are_about_classes_of_enough_patients(tmp_path):
 def test_of_too_few_patients_nothing_is_said(tmp_path):
     labels = [0] * 9 + [1] * 9
     figures = of(tmp_path, labels)
-    assert figures.num_test == 0
+    assert len(figures.labels) == 0
     assert figures.test_figures("m", saying(labels), per_class=True) == {}
 
 

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Message, RecordDict
@@ -26,6 +28,7 @@ from client_app.release.dossier.page import ATTACKS, page
 from client_app.run import dossiers, run_folder
 from client_app.store import Store
 from learning.samples import Samples
+from pages.pictures import CLASSES, SHOWN, pngs_by_class
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
@@ -341,6 +344,26 @@ def test_the_same_release_of_a_run_has_one_dossier(tmp_path):
     first = write(tmp_path, written(), None)
     assert write(tmp_path, written(written="2027-01-01T00:00:00+00:00"), None) == first
     assert write(tmp_path, written(policy=None), None) != first
+
+
+def test_a_dossier_with_pictures_of_many_classes_can_be_checked(tmp_path):
+    """Up to 24 classes have 8 pictures, each of 90 x 86 pixels, with 3 random bytes each: 4.5 MB.
+
+    Base64 makes 6 MB of them.
+    """
+    names = [f"class {number}" for number in range(CLASSES)]
+    rng, labels = np.random.default_rng(0), np.arange(CLASSES).repeat(SHOWN)
+    pictures = pngs_by_class(
+        rng.integers(0, 256, (len(labels), 3, 86, 86), np.uint8), labels, names
+    )
+    leaves = written()["leaves"]
+    leaves["pictures"] = {name: b64encode(png).decode() for name, png in pictures.items()}
+    digest = write(tmp_path, written(leaves=leaves), Identity.load("graz", tmp_path / "identity"))
+    path = tmp_path / "dossier.json"
+    assert path.stat().st_size > 6e6
+    checked = check(path, {"graz": Identity.load("graz", tmp_path / "identity").member})
+    assert checked.hash == digest
+    assert checked.holds
 
 
 def test_nobody_else_reads_it(tmp_path):

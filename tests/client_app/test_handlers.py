@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import session
 from client_app.app import app
-from client_app.authority.privacy_account import Account, epsilon
+from client_app.authority.privacy_account import epsilon, read_account
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
@@ -452,7 +452,7 @@ def test_dp_sgd_tells_what_it_has_spent_over_all_visits_and_restarts(tmp_path):
     for hop in (1, 2):
         answer = ask("train", tmp_path, sent, config=PRIVATE, epochs=2, hop=hop)
         spent.append(answer.content["metrics"]["epsilon-spent"])
-    releases = Account(tmp_path / "hospital-0" / "runs" / "1" / "privacy.jsonl").read()
+    releases = read_account(tmp_path / "hospital-0" / "runs" / "1")
     assert [each.steps for each in releases] == [round(1 / releases[0].rate) * 2] * 2
     assert spent[0] == epsilon(releases[:1], 1e-4)
     assert spent[1] == epsilon(releases, 1e-4) > spent[0]

@@ -170,6 +170,21 @@ def test_a_server_that_only_asks_who_is_there_does_not_fill_it(tmp_path):
     assert len(list(read(ledger_of(place)))) == 4
 
 
+def test_a_server_that_only_asks_who_is_there_fills_no_disk(tmp_path):
+    """Eight orders of 0.5 MB each differ, so that each has a line; the policy allows 3 MB."""
+    place = deployed(tmp_path)
+    with (tmp_path / "policy.toml").open("a") as policy:
+        policy.write("\nmachine.max-disk-gb = 0.003\n")
+    answers = []
+    for number in range(8):
+        order = RecordDict({"order": ConfigRecord({"replay": ["x" * 500_000, str(number)]})})
+        here = answered(place, lambda m, c: Message(RecordDict(), reply_to=m), "query.live", order)
+        answers.append(here)
+    assert not answers[0].has_error()
+    assert answers[-1].error.code == Failure.LEDGER
+    assert ledger_of(place).stat().st_size < 3e6
+
+
 def test_a_refusal_is_in_it_with_the_rule_that_the_server_does_not_learn(tmp_path):
     def refuse(message, context):
         raise PolicyError("release.min-quantile", 0, "0.01 or more")

@@ -4,7 +4,14 @@ import pytest
 from scipy.stats import norm
 
 from client_app.authority.policy import PolicyError, PrivacyRules
-from client_app.authority.privacy_account import Account, Spent, epsilon, noise_for
+from client_app.authority.privacy_account import (
+    FILE,
+    Spent,
+    epsilon,
+    noise_for,
+    read_account,
+    spend,
+)
 from strategies.protocol.declared import LEAST_DELTA, LEAST_EPSILON, MOST_DELTA, MOST_EPSILON
 
 RULES = PrivacyRules(require=[], max_epsilon=1.0, max_delta=1e-5)
@@ -53,28 +60,25 @@ def test_no_noise_is_no_guarantee():
 
 
 def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tmp_path):
-    account = Account(tmp_path / "own" / "privacy.jsonl")
-    spent = Spent("statistic", noise_for(1.0, 1e-5))
-    assert account.spend(spent, 1e-5, RULES) == pytest.approx(1.0)
-    again = Account(account.path)  # after a restart
+    folder, spent = tmp_path / "own", Spent("statistic", noise_for(1.0, 1e-5))
+    assert spend(folder, spent, 1e-5, RULES) == pytest.approx(1.0)
     with pytest.raises(PolicyError) as refusal:
-        again.spend(spent, 1e-5, RULES)
+        spend(folder, spent, 1e-5, RULES)
     assert refusal.value.rule == "privacy.max-epsilon"
     two = noise_for(1.0, 1e-5) / math.sqrt(2)
     assert delta_of(two, refusal.value.requested) == pytest.approx(1e-5, rel=1e-2)
-    assert again.read() == [spent]
-    assert account.path.stat().st_mode & 0o077 == 0
+    assert read_account(folder) == [spent]
+    assert (folder / FILE).stat().st_mode & 0o077 == 0
 
 
 def test_a_larger_delta_buys_nothing(tmp_path):
     with pytest.raises(PolicyError, match="privacy"):
-        Account(tmp_path / "privacy.jsonl").spend(Spent("x", 100.0), 1e-4, RULES)
+        spend(tmp_path, Spent("x", 100.0), 1e-4, RULES)
 
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path):
-    account = Account(tmp_path / "privacy.jsonl")
-    account.spend(Spent("x", 100.0), 1e-5, RULES)
-    with account.path.open("a") as file:
+    spend(tmp_path, Spent("x", 100.0), 1e-5, RULES)
+    with (tmp_path / FILE).open("a") as file:
         file.write('\n{"what": "y", "noi')
-    account.spend(Spent("z", 100.0), 1e-5, RULES)
-    assert account.read() == [Spent("x", 100.0), Spent("z", 100.0)]
+    spend(tmp_path, Spent("z", 100.0), 1e-5, RULES)
+    assert read_account(tmp_path) == [Spent("x", 100.0), Spent("z", 100.0)]

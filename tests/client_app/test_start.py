@@ -128,6 +128,16 @@ def test_a_broken_ledger_and_a_forgotten_run_are_named_at_the_start(place, tmp_p
     assert "visits was deleted or cut" in refusal(config)
     path.write_bytes(path.read_bytes().replace(b"train", b"tried"))
     assert "Without a backup move" in refusal(config)
+    for file in (path, path.with_suffix(".sqlite")):  # its head is left, so no answer can be noted
+        file.unlink()
+    assert "from a backup" in refusal(config)
+
+
+def test_the_cure_of_a_deleted_head_is_named_once(place):
+    path = path_of("graz", Path(place.node_config["store-dir"]))
+    append(path, {"time": "2026-01-01", "verb": "train", "run": "1", "left": []})
+    path.with_suffix(".head").unlink()
+    assert refusal(place.node_config).count("Without a backup move") == 1
 
 
 def test_a_dangling_list_of_members_is_no_first_use(place, tmp_path):

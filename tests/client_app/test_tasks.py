@@ -273,7 +273,7 @@ def test_a_class_of_few_patients_hides_behind_no_other_task(tmp_path):
     labels = [0] * 400 + [1] * 400 + [2] * 9 + [3] * 400
     data = local(labels, tuple("abcd"), task_cut="shared-classes").images_at(2)
     figures = disclosed(tmp_path, data)
-    assert figures.num_test == 1200
+    assert len(figures.labels) == 1200
     right = [0] * 400 + [1] * 400 + [0] * 9 + [1] * 400
     wrong = [0] * 400 + [1] * 400 + [1] * 9 + [1] * 400
     told = figures.test_figures("m", saying(right, 2), per_class=True)

@@ -34,8 +34,7 @@ import torch
 
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
-from client_app.datasets import LocalData
-from client_app.datasets.pool import Indices
+from client_app.datasets.pool import Indices, LocalSamples
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, fingerprint, frequent_classes
 from client_app.release.buffer.stages import CHECKED, make
@@ -65,9 +64,9 @@ def make_buffer(
         DivergedError: The training of the GAN diverged.
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
-    settings, data = hospital.settings, hospital.data
+    settings, gan, data = hospital.settings, hospital.settings.gan, hospital.data
     # On features neither is used: the defaults need no file of weights.
-    chosen = ("tiny", 0) if data.whole else (settings.gan.preset, settings.gan.iterations)
+    chosen = ("tiny", 0) if data.whole else (gan.preset, gan.iterations)
     preset = choose_preset(*chosen, max(data.train.shape[1:]))
     distance = _distance(hospital, preset)
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
@@ -75,9 +74,8 @@ def make_buffer(
     learnt = frequent_classes(countable, settings.release.min_class_images)
     images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
-    loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
-    networks = [asdict(preset), distance.name, settings.gan.inception_weights]
-    gan = settings.gan
+    loss = [gan.privacy_weight, gan.privacy_reduction]
+    networks = [asdict(preset), distance.name, gan.inception_weights]
     if gan.method == "stylegan2-ada":
         parts = [VERSION, images, classes, loss, networks, seed]
     elif gan.method == "class-gaussians":
@@ -85,9 +83,10 @@ def make_buffer(
     else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed
-        parts = [MOMENTS, images[0], _owners(data), data.classes, bounds, noise]
+        parts = [MOMENTS, images[0], _owners(data.train), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
-    checks = ["copies", CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
+    checks = [CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
+    checks += [_owners(data.train), _owners(data.test)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):
@@ -135,9 +134,9 @@ def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
         raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
 
 
-def _owners(data: LocalData) -> str:
-    """A hash of the patients of the training images."""
-    _, patients = np.unique(data.train.patients, return_inverse=True)
+def _owners(samples: LocalSamples) -> str:
+    """A hash of the patients of images."""
+    _, patients = np.unique(samples.patients, return_inverse=True)
     return hashlib.sha256(patients.astype(np.int64).tobytes()).hexdigest()[:16]
 
 

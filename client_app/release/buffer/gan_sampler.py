@@ -12,7 +12,7 @@ from torch import Tensor
 
 from client_app.datasets.resize import resize
 from client_app.release.buffer.code_set import code_set
-from client_app.release.buffer.job import Job, sample
+from client_app.release.buffer.job import Job, fingerprint, sample
 from gan.adversaries import Examples, Privacy
 from gan.codes import Deck, render_codes
 from gan.pixel_range import from_bytes
@@ -106,7 +106,7 @@ def _frechet(job: Job, square: Samples) -> Frechet:
 
 def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     """Train the GAN, or restore it from the job's folder."""
-    hospital, preset = job.hospital, job.preset
+    hospital, preset, learnt = job.hospital, job.preset, job.learnt
 
     # A phase mostly ends long before its last iteration, when results stop improving.
     paces = {
@@ -121,7 +121,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     gan = hospital.settings.gan
     weight = gan.privacy_weight * preset.privacy_scale
     return train_gan(
-        Examples(square.images, square.labels, len(hospital.data.classes), job.fingerprint),
+        Examples(square.images, square.labels, len(hospital.data.classes), fingerprint(learnt)),
         preset,
         Privacy(weight, gan.privacy_reduction, job.distance),
         distance_to_real,

@@ -33,11 +33,6 @@ class Job:
     folder: Path  # folder of the sampler
     deadline: float  # time limit, in the time of `time.monotonic`
 
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the learnt images and labels."""
-        return fingerprint(self.learnt)
-
     def pictures(self) -> Path:
         """The folder for pictures: `folder`, or a folder in it for a sampler with code sets."""
         sampler = self.hospital.settings.gan.sampler

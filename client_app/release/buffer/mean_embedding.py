@@ -11,7 +11,7 @@ could subtract such noise.
 import numpy as np
 from torch import Tensor
 
-from client_app.authority.privacy_account import Account, Spent, noise_for, require_delta
+from client_app.authority.privacy_account import Spent, noise_for, require_delta, spend
 from client_app.release.buffer.job import Job
 from client_app.store import Store
 from gan.moment_generator import MomentGenerator
@@ -64,8 +64,8 @@ def _release(job: Job) -> Moments | NoisedSums:
     noise = noise_for(gan.epsilon, gan.delta)
     normal: Normal = rng_for(hospital.settings.seed, "dp", hospital=hospital.name).standard_normal
     if policy := hospital.policy:
-        account = Account(hospital.store.folder / "privacy.jsonl")
-        account.spend(Spent(f"statistic {job.folder.name}", noise), gan.delta, policy.privacy)
+        spent = Spent(f"statistic {job.folder.name}", noise)
+        spend(hospital.store.folder, spent, gan.delta, policy.privacy)
         normal = secure_normal
     measure = release_features if data.whole else release
     train, classes = job.train, len(data.classes)

@@ -14,7 +14,7 @@ from client_app.store import own_folder
 from strategies.protocol.files import FileError, open_checked, read_bytes, read_text, write_whole
 from strategies.protocol.settings import SettingsError
 
-LONGEST = 2**22  # bytes of a dossier
+LONGEST = 2**24  # bytes of a dossier; pictures of many classes take 8 MB
 
 
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:

@@ -30,16 +30,7 @@ from client_app.request import Request
 from client_app.store import append_text, own_folder
 from gan.noised_moments import secure_normal
 from learning.learners.sums import Sums as Learner
-from learning.sums import (
-    ALIKE,
-    GRID,
-    SHARES,
-    Images,
-    Sums,
-    project,
-    random_noise,
-    unfold,
-)
+from learning.sums import ALIKE, GRID, SHARES, Images, Sums, project, random_noise, unfold
 from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
 
