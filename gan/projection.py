@@ -169,16 +169,9 @@ def measure_privacy(
     private) and `projections.json` with the distances. `projections.png` shows real images: it
     stays at the hospital.
 
-    Args:
-        plain: The generator after the first phase, without the privacy loss.
-        private: The generator after the second phase, with it.
-        images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
-        start: Start for both generators (IV.D): `mean_w` of the plain one.
-        metric: The distance to minimise and to report.
-        folder: An existing folder for the files.
-        seed: As in `project`, like the arguments below.
-        deadline: Time limit, on the clock of `time.monotonic`.
-        steps: Steps of Adam, per batch.
+    `plain` is the generator after the first phase, and `private` that after the second. Both start
+    at `mean_w` of the plain one (IV.D). The real images are [N, C, R, R] in [-1, 1], and the folder
+    exists. `metric` is minimised and reported. `seed`, `deadline` and `steps` are as in `project`.
 
     Returns:
         The mean distances `projection-plain` and `projection-private`.
