@@ -82,7 +82,8 @@ class Checkpoints:
         networks.load_state_dict(content["networks"])
         torch.set_rng_state(content["random"])
         torch.cuda.set_rng_state_all(content["random-cuda"])
-        return _read_standing(content)
+        progress = [Check(**each) for each in content["standing"]["progress"]]
+        return Standing(**{**content["standing"], "progress": progress})
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
@@ -98,8 +99,3 @@ def write_whole(path: Path, content: dict[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return content
-
-
-def _read_standing(content: dict[str, Any]) -> Standing:
-    progress = [Check(**each) for each in content["standing"]["progress"]]
-    return Standing(**{**content["standing"], "progress": progress})

@@ -119,8 +119,8 @@ class Source:
             for index, rows in enumerate(own.split(BLOCK)):
                 name = f"projection-{again}-{label}-{index}"
                 kept = self.make_once(name, self._project, rows, start, self.seed + again)
-                for name, whole in vars(found).items():
-                    whole[rows] = kept[name]
+                for part, whole in vars(found).items():
+                    whole[rows] = kept[part]
         return found
 
     @property

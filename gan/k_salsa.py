@@ -100,9 +100,8 @@ def group_equally(far: Tensor, k: int) -> list[Tensor]:
         among = far[left][:, left]
         farthest = among.sum(dim=1).argmax()
         among[farthest, farthest] = -1.0  # it comes first, even before its copies
-        nearest = among[farthest].argsort(stable=True)[:k]
-        clusters.append(left[nearest])
-        left = left[[i for i in range(len(left)) if i not in set(nearest.tolist())]]
+        clusters.append(left[among[farthest].argsort(stable=True)[:k]])
+        left = left[~torch.isin(left, clusters[-1])]
     return clusters
 
 

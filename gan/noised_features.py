@@ -2,8 +2,7 @@
 
 Features z have length 1. Each image becomes t: the part of z in a fixed random subspace of `SIZE`
 dimensions, scaled to length 1. The statistic has, for each class, the number of images and the sum
-of t. Gaussian noise is added once.
-`NoisedClasses` sees the statistic alone.
+of t. Gaussian noise is added once. `NoisedClasses` sees the statistic alone.
 
 **The contribution of a patient has a norm of at most 1.** An image with weight w adds w to its
 class's number and w t to its class's sum. They are scaled by a and b with a² + b² ≤ 1 (`SHARES`):
@@ -14,8 +13,8 @@ The weights of a patient's images sum to 1 at most, and so do the norms, by the 
 So adding or removing a patient moves the statistic by at most 1. The rest is as for images
 (gan/noised_moments.py): whole numbers, rounded noise, and what the guarantee does not cover.
 
-The subspace is fixed: it depends on no data and on no seed of a run. Each direction
-has the same noise. With fewer directions the mean of a class is larger in each of them.
+The subspace is fixed: it depends on no data and on no seed of a run. Each direction has the same
+noise. With fewer directions the mean of a class is larger in each of them.
 
 Shapes: `N` images, `n` synthetic ones, `d` features, `K` classes, `D` = min(d, `SIZE`).
 """

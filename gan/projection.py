@@ -81,15 +81,10 @@ def project(
 ) -> Projection:
     """Find the w and the noise maps of the most similar image, for each of N images.
 
-    Args:
-        generator: On the images' device.
-        images: [N, C, R, R] in [-1, 1].
-        start: The start of all projections.
-        features: Maps images to [N, F]; the distance is the squared norm of the difference.
-        seed: Seed of all noise; torch's global generators do not change.
-        deadline: Time limit, on the clock of `time.monotonic`.
-        steps: Steps of Adam, per batch.
-        batch: Images optimised at once; changes the speed and the memory, not the result.
+    Images are [N, C, R, R] in [-1, 1], on the generator's device. `features` maps images to [N, F];
+    the distance is the squared norm of the difference. All noise follows from the seed; torch's
+    global generators do not change. The deadline is on the clock of `time.monotonic`. Each `batch`
+    has `steps` of Adam; its size changes the speed and the memory, not the result.
 
     Raises:
         TimeoutError: The deadline has passed.
@@ -169,16 +164,9 @@ def measure_privacy(
     private) and `projections.json` with the distances. `projections.png` shows real images: it
     stays at the hospital.
 
-    Args:
-        plain: The generator after the first phase, without the privacy loss.
-        private: The generator after the second phase, with it.
-        images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
-        start: Start for both generators (IV.D): `mean_w` of the plain one.
-        metric: The distance to minimise and to report.
-        folder: An existing folder for the files.
-        seed: As in `project`, like the arguments below.
-        deadline: Time limit, on the clock of `time.monotonic`.
-        steps: Steps of Adam, per batch.
+    `plain` is the generator after the first phase, and `private` that after the second. Both start
+    at `mean_w` of the plain one (IV.D). The real images are [N, C, R, R] in [-1, 1], and the folder
+    exists. `metric` is minimised and reported. `seed`, `deadline` and `steps` are as in `project`.
 
     Returns:
         The mean distances `projection-plain` and `projection-private`.

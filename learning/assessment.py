@@ -46,15 +46,11 @@ def operating_point(own: Floats, others: Floats, sizes: Floats) -> Floats:
 
     J is the share of the class that reaches the threshold, minus the share of the other images
     that reach it (Youden, Cancer 3, 1950). Of equally good thresholds the middle one is chosen: a
-    model that has memorised these images separates them at every threshold.
+    model that has memorised these images separates them at every threshold. The threshold is NaN
+    for a class that no image shows or that all images show.
 
-    Args:
-        own: Counts [K, T] of the class by `count_above`, on images that are not tested on.
-        others: Counts [K, T] of the other images, likewise.
-        sizes: Images of each class [K].
-
-    Returns:
-        NaN for a class that no image shows or that all images show.
+    `own` and `others` are counts [K, T] by `count_above`, on images that are not tested on. `sizes`
+    are the images of each class [K].
     """
     against = sizes.sum() - sizes
     with np.errstate(invalid="ignore", divide="ignore"):

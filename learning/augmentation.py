@@ -23,10 +23,6 @@ SCALE, SHIFT = 1.25, 0.05  # largest factor of the size; largest shift, as a sha
 BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # largest distance of a factor from 1; tint: by channel
 
 
-def _keep(images: Tensor, generator: torch.Generator) -> Tensor:
-    return images
-
-
 def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror left and right, each image with probability 0.5."""
     flipped = torch.rand(len(images), generator=generator) < 0.5  # [N]
@@ -154,7 +150,7 @@ class Draws:
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "none": _keep,
+    "none": lambda images, generator: images,
     "flip": _flip,
     "flip-rotate": _flip_rotate,
     "crop-flip": _crop_flip,

@@ -11,7 +11,7 @@ KEPT = 2**30
 
 
 def prepare_cpu(threads: int) -> None:
-    """Set the number of torch's threads, and let the process keep the memory of a batch.
+    """Set torch's threads (`cpu-threads`), and let the process keep the memory of a batch.
 
     The last bits of sums depend on the number of threads. Ray gives a simulated hospital a thread
     for each of its cores. So the same seed gives the same run only with a number of one's own.
@@ -19,9 +19,6 @@ def prepare_cpu(threads: int) -> None:
     glibc returns each large block of memory to the kernel as soon as a tensor is freed. Then the
     next batch gets the same memory page by page, which can cost more time than the arithmetic
     (benchmarks/results/batch-memory.md). Other C libraries do not have this function.
-
-    Args:
-        threads: The setting `cpu-threads`.
     """
     torch.set_num_threads(threads)
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):

@@ -19,7 +19,7 @@ BATCH_VALUES = 2**23
 def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     """The model's probabilities [N, K] of the classes for images uint8 [N, C, H, W], N >= 0.
 
-    They are NaN for an image with an output that is not finite.
+    They are NaN for an image with an output of NaN or +∞.
 
     Raises:
         DeadlineError: The deadline has passed, on the clock of `time.monotonic`.

@@ -73,9 +73,8 @@ def mean_over_splits(values: Sequence[float], share: float) -> Estimate:
     Nadeau and Bengio, "Inference for the generalization error", Machine Learning 52, 2003
     (corrected resampled t-test).
 
-    Args:
-        values: The figure on each split, two or more; NaN makes all NaN.
-        share: t, the share of the patients that is tested on.
+    There are two or more values; NaN makes all NaN. `share` is t, the share of the patients that is
+    tested on.
     """
     from scipy.special import stdtrit  # takes half a second
 

@@ -83,13 +83,9 @@ class Images:
 def compute_sums(
     features: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None
 ) -> Sums:
-    """The sums of some images.
+    """The sums of some images of K `classes`, from features z [n, d] and labels int64 [n].
 
-    Args:
-        features: z, float [n, d]; longer vectors are scaled to norm 1.
-        labels: Classes, int64 [n].
-        classes: Number of classes, K.
-        weights: Weights of the images, from 0 to 1, float [n]; None = 1.
+    Longer vectors are scaled to norm 1. Weights are from 0 to 1, float [n]; None = 1.
     """
     z = _shorten(features)
     weights = z.new_ones(len(z)) if weights is None else weights.double()

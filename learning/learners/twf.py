@@ -48,7 +48,7 @@ from learning.evaluation import batch_size
 from learning.learners.importance import fisher_information
 from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, sample_gates
-from learning.models.taps import last_layer, points, tap
+from learning.models.taps import last_layer, last_name, points, tap
 from learning.packing import check_layout, part
 from learning.randomness import use_seed
 from learning.reservoir import Reservoir
@@ -147,7 +147,8 @@ class TwF(Learner):
         if self.own.ewc:
             information = fisher_information(teacher, learner.samples, rng)
             named = zip(dict(teacher.named_parameters()), information, strict=True)
-            self.fisher = {k: each for k, each in named if k not in _head(teacher)}
+            last = f"{last_name(teacher)}."
+            self.fisher = {k: each for k, each in named if not k.startswith(last)}
         head.weight, head.bias = own
 
     @torch.no_grad()
@@ -269,14 +270,8 @@ def _fit(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     Returns:
         The names of entries that are missing or have another shape; these do not change.
     """
-    head = _head(network)
-    own = {name: each for name, each in network.state_dict().items() if name not in head}
+    head = f"{last_name(network)}."
+    own = {k: each for k, each in network.state_dict().items() if not k.startswith(head)}
     condition = {k: weights[k] for k in own if k in weights and weights[k].shape == own[k].shape}
     network.load_state_dict(condition, strict=False)
     return [name for name in own if name not in condition]
-
-
-def _head(network: nn.Module) -> set[str]:
-    """The names of the parameters of a network's last layer."""
-    head = {id(each) for each in last_layer(network).parameters()}
-    return {name for name, each in network.named_parameters() if id(each) in head}

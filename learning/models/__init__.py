@@ -151,6 +151,7 @@ class Architecture:
         return json.dumps({key: facts[key] for key in facts if key not in _OPTIONAL or facts[key]})
 
     @classmethod
+    @lru_cache(maxsize=8)  # every arriving model has a description
     def from_json(cls, text: str) -> "Architecture":
         """Read a description from JSON, perhaps of another version.
 
@@ -158,17 +159,12 @@ class Architecture:
             ModelError: A key is missing, unknown or of another type, or no model has the name.
         """
         try:
-            return _from_json(text)
+            return from_json(text, cls)
         except ShapeError as error:
             raise ModelError(
                 f"The architecture {text!r:.200} cannot be used: {error}. Do all hospitals run the "
                 "same version of this app?"
             ) from error
-
-
-@lru_cache(maxsize=8)  # every arriving model has a description
-def _from_json(text: str) -> Architecture:
-    return from_json(text, Architecture)
 
 
 @lru_cache(maxsize=8)

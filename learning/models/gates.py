@@ -133,9 +133,8 @@ def distance(student: Tensor, teacher: Tensor, gates: Tensor) -> Tensor:
 
     Features are those before the non-linearity. The margin of ReLU_m is the mean of a channel's
     negative values in the batch. Features have a norm of 1 over the space of each channel. A value
-    counts 0 if it is at most 0 at the teacher
-    and no greater at the student (Heo et al., arXiv:1904.01866). The squares are summed over
-    channels, and averaged over space and images.
+    counts 0 if it is at most 0 at the teacher and no greater at the student (Heo et al.,
+    arXiv:1904.01866). The squares are summed over channels, and averaged over space and images.
     """
     negative = teacher < 0
     count = negative.sum(dim=(0, 2, 3), keepdim=True)

@@ -27,6 +27,7 @@ from learning.models.preprocessing import (
     IMAGENET,
     LITE0,
     LITE0_MODEL,
+    exported_network,
     is_exported,
     preprocessing,
 )
@@ -52,15 +53,11 @@ def load_pretrained(
     the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
     have another scale or size than those that the weights were trained on.
 
-    Args:
-        network: As `architecture` has built it.
-        architecture: The network's.
-        source: "imagenet", for the weights that the network's library publishes (of torchvision
-            IMAGENET1K_V1, or its default weights for a model without these); they are read from the
-            library's cache, or downloaded into it. "package:efficientnet-lite0", for the weights in
-            an installed package. Otherwise the absolute path of a file: of an exported model, or
-            with the state dict of a network of torchvision or timm.
-        classes: The names of the network's classes.
+    The source is "imagenet", for the weights that the network's library publishes (of torchvision
+    IMAGENET1K_V1, or its default weights for a model without these); they are read from the
+    library's cache, or downloaded into it. Or it is "package:efficientnet-lite0", for the weights
+    in an installed package. Otherwise it is the absolute path of a file: of an exported model, or
+    with the state dict of a network of torchvision or timm. `classes` are those of the network.
 
     Raises:
         ModelError: The weights are missing, damaged, or of another network; or the network is
@@ -68,7 +65,7 @@ def load_pretrained(
     """
     name, channels = architecture.name, architecture.channels
     if is_exported(source):
-        _load_exported(network, architecture, Path(source), classes)
+        _load_exported(network, architecture, source, classes)
         return
     if name in MODELS:
         raise ModelError(
@@ -118,10 +115,7 @@ def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
     The head keeps its random weights if the source is no exported model with the same classes and
     with features of length 1. The frozen body of the features has its weights from the same source.
 
-    Args:
-        head: As `frozen.head` has built it.
-        source: As of `load_pretrained`.
-        classes: The names of the head's classes.
+    `head` is as `frozen.head` has built it, for these classes; `source` is as of `load_pretrained`.
 
     Raises:
         ModelError: The file is damaged.
@@ -185,14 +179,11 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
 
 
 def _load_exported(
-    network: nn.Module, architecture: Architecture, path: Path, classes: Sequence[str]
+    network: nn.Module, architecture: Architecture, source: str, classes: Sequence[str]
 ) -> None:
-    try:
-        state, manifest = read_state(path)
-        theirs = manifest.network
-    except ModelError as error:
-        raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
-    ours, saliency = architecture, theirs.name in SER_NETWORKS
+    theirs, ours = exported_network(source), architecture
+    state, manifest = read_state(Path(source))
+    saliency = theirs.name in SER_NETWORKS
     if saliency:
         theirs, ours = (replace(each, name=backbone_of(each.name)) for each in (theirs, ours))
     # Sizes of images may differ where the shapes of weights do not depend on them.

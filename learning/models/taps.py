@@ -28,7 +28,8 @@ def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
     for relu in relus:
         relu.inplace = False
     stages = [getattr(network, f"layer{stage}", None) for stage in (1, 2, 3, 4)]
-    if all(isinstance(stage, nn.Sequential) for stage in stages):  # one of torchvision's ResNets
+    # One of torchvision's ResNets; in timm's, the ReLUs have other names.
+    if hasattr(network, "relu") and all(isinstance(stage, nn.Sequential) for stage in stages):
         # A block has one ReLU, which it calls behind each of its two or three convolutions.
         last = [stage[-1] for stage in stages if stage]
         calls = [3 if hasattr(block, "conv3") else 2 for block in last]
@@ -90,10 +91,13 @@ def last_layer(network: nn.Module) -> nn.Linear:
     Raises:
         ModelError: The network ends otherwise.
     """
-    layers = [module for module in network.modules() if not list(module.children())]
+    if classifier := getattr(network, "get_classifier", None):  # one of timm
+        last = classifier()  # a tuple or a list, if the logits are a mean of several layers
+    else:
+        *_, last = (module for module in network.modules() if not list(module.children()))
     turned = isinstance(network, RotationNetwork)  # its rows are for classes and turns
-    if layers and isinstance(layers[-1], nn.Linear) and not turned:
-        return layers[-1]
+    if isinstance(last, nn.Linear) and not turned:
+        return last
     raise ModelError(
         f"The network {type(network).__name__} does not end in a linear layer with an output for "
         "each class: set 'model' to cnn, mlp, or a ResNet of torchvision, such as resnet18."
