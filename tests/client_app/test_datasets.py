@@ -350,7 +350,7 @@ def test_who_comes_new_to_a_real_hospital_moves_hardly_anybody(patients):
             groups=numbers // patients if patients > 1 else None,
             contents=[contents[number] for number in numbers],
         )
-        train, test = split(pool, pool.labels, np.arange(len(numbers)), SETTINGS, 0, 0, secret)
+        train, test = split(pool, pool.labels, np.arange(len(numbers)), SETTINGS, 0, secret)
         assert not {*(numbers[train] // patients)} & {*(numbers[test] // patients)}
         return {*numbers[test].tolist()}
 
@@ -596,6 +596,16 @@ def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
     with pytest.raises(DataError, match="Hospital 60 of 60 has too few images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
+
+
+@pytest.mark.parametrize("drawn", [{}, {"test_balanced": True}, {"test_per_class": "1"}])
+def test_a_hospital_without_an_image_is_named(drawn, tmp_path):
+    """Hospitals 2 and 4 hold class 1, which has one image."""
+    x, y = np.zeros((5, 2, 2), np.uint8), np.array([0, 0, 0, 0, 1])
+    np.savez(tmp_path / "few.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
+    settings = {"dataset": f"npz:{tmp_path}/few.npz", "partition": "classes", **drawn}
+    with pytest.raises(DataError, match="Hospital 4 of 4 has too few images"):
+        open_data(replace(SETTINGS, partition_classes=1, **settings), 3, 4)
 
 
 def test_a_hospital_with_too_few_images_to_validate_on_is_named(npz):

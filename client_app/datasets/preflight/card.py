@@ -190,15 +190,13 @@ def _split_sides(
     pool: Pool, settings: Settings, taking_part: Sequence[str], secret: bytes
 ) -> tuple[Indices, dict[str, Indices], list[Finding]]:
     """The images that are split, those to train and to test on, and what hinders the split."""
-    labels, own, per_class = known_images(
-        pool, np.arange(len(pool.labels)), settings, 0, settings.class_names, taking_part
-    )
-    train = test = none = own[:0]
+    every = np.arange(len(pool.labels))
+    labels, own = known_images(pool, every, settings.class_names, taking_part)
     try:
-        if len(own):
-            train, test = split(pool, labels, own, settings, 0, per_class, secret)
+        train, test = split(pool, labels, own, settings, 0, secret)
     except (DataError, SettingsError) as error:
         finding = Finding("no-split", str(error), "Change the setting, or the images.")
+        none = own[:0]
         return none, {"train": none, "test": none}, [finding]
     sides = {"train": train, "test": test}
     if not are_too_few(train, test):
