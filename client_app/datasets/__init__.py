@@ -80,7 +80,7 @@ def open_data(
         PolicyError: The images would need more memory or disk than `machine` allows, or the
             federation leaves out a class that takes part.
     """
-    pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
+    pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine, secret)
     if taking_part is not None:
         names = tuple(name for name in pool.classes if not taking_part or name in taking_part)
         _check_spelling(pool, taking_part, "the policy's images.classes")
@@ -219,13 +219,22 @@ def _labels(pool: Pool, classes: Sequence[str]) -> Indices:
 
 
 def _share(
-    settings: Settings, index: int, hospitals: int, store: Path, machine: MachineRules | None
+    settings: Settings,
+    index: int,
+    hospitals: int,
+    store: Path,
+    machine: MachineRules | None,
+    secret: bytes,
 ) -> tuple[Pool, Indices, int]:
     """The pool, the indices of the hospital's images in the pool, and its index for the split.
 
-    A hospital with its own folder splits as index 0. The split is then the same in a simulation and
-    on the hospital's own machine, where the hospital has no index.
+    A real hospital has a whole pool. A hospital with its own folder splits as index 0. The split is
+    then the same in a simulation and on the hospital's own machine, where the hospital has no
+    index.
     """
+    if secret:  # read anew for each run: the images may have changed since the last one
+        pool = _load(settings, store, machine)
+        return pool, np.arange(len(pool.labels)), 0
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",") if hospitals > 1 else [source]  # the path may have a comma
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):

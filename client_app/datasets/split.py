@@ -58,7 +58,7 @@ def split(
     if secret:
         settings = fixed_settings(settings)
         seed = int.from_bytes(hmac.digest(secret, b"split", "sha256"))
-        labels, own = pool.labels, np.sort(own)  # the server numbers classes, and cuts the pool
+        labels = pool.labels  # the server numbers the classes
         places = _places(pool, secret)
 
     def draw(
