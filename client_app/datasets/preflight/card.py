@@ -31,6 +31,7 @@ from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
+from learning.evaluation import batch_size
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import amount
 
@@ -343,7 +344,7 @@ def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
     pixels = torch.from_numpy(found.images.pixels)
     rows = torch.from_numpy(found.images.rows[found.usable])
     parts, varied = [], []
-    for block in rows.split(BLOCK):
+    for block in rows.split(batch_size(pixels[0].numel())):
         images = pixels[block]
         flat = images.flatten(1)
         varied.append(flat.amin(dim=1) < flat.amax(dim=1))
