@@ -27,7 +27,6 @@ from warm.process import ROOT, Handed
 from warm.resident import connect
 from warm.wire import Wire
 
-APP = "client_app.app:app"
 GRACE = 5.0  # seconds of grace after the message's deadline
 
 
@@ -72,7 +71,7 @@ def call_resident(config: Mapping[str, Any]) -> socket:
         raise SettingsError("A resident process needs Linux: set 'resident' to false.")
     folder, key = place_of(config)
     try:
-        return connect(folder, key, APP, {NODE_CONFIG: json.dumps({**config})})
+        return connect(folder, key, {NODE_CONFIG: json.dumps({**config})})
     except ConnectionError:
         raise
     except OSError as error:
