@@ -53,7 +53,7 @@ def address_of(folder: Path, key: str) -> Iterator[str]:
         OSError: The folder is a link, belongs to another user, or is open to others.
     """
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700)
     opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         facts = os.fstat(opened)
