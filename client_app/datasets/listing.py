@@ -32,8 +32,9 @@ from os.path import realpath
 from pathlib import Path
 from urllib.parse import unquote
 
-from client_app.datasets.columns import Columns, find_columns
+from client_app.datasets.columns import check_columns, find_columns
 from client_app.datasets.files import SUFFIX, is_image
+from client_app.datasets.findings import Finding
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import expand, read_table
@@ -77,7 +78,7 @@ class Listing:
     # Number of other files by kind: SYSTEM, the name of a format that is not read, or empty for an
     # unknown kind
     ignored: Counter[str] = field(default_factory=Counter)
-    columns: Columns = field(default_factory=Columns)  # the columns of the manifest
+    findings: list[Finding] = field(default_factory=list)  # about the columns of the manifest
 
 
 class _RowError(ValueError):
@@ -167,8 +168,9 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "folder with a manifest.csv."
         )
     (_, names), *rows = _rows(source)
-    header, columns = find_columns(names, [fields for _, fields in rows], needed)
-    listing, folder = Listing(source, columns=columns), source.parent.resolve()
+    header = find_columns(names, needed)
+    findings = list(check_columns(names, [fields for _, fields in rows], header))
+    listing, folder = Listing(source, findings=findings), source.parent.resolve()
     real = cache(realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
     seen: set[tuple[Path, int]] = set()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
-from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
+from client_app.datasets.findings import Finding, check_classes, check_groups
 from client_app.datasets.image import Header
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
@@ -131,7 +131,7 @@ class Survey:
                 "Check that all files were copied. Move folders that are no classes elsewhere.",
                 "amber",
             )
-        yield from check_columns(self.listing.columns)
+        yield from self.listing.findings
         if any(entry.split for entry in self.entries):
             yield from self._split_findings()
         else:
