@@ -140,10 +140,7 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """The names of the sets in a folder such as "runs/1": the last parts, such as "home"."""
-        with suppress(FileNotFoundError):
-            files = os.listdir(self.folder / folder)
-            return [file.removesuffix(".npz") for file in files if file.endswith(".npz")]
-        return []
+        return [file.stem for file in (self.folder / folder).glob("*.npz")]
 
     def discard(self, name: str) -> None:
         """Delete the set of arrays under a name, if there is one."""

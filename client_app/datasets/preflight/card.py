@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Literal
 
@@ -248,8 +249,8 @@ def _describe(
         copies=copies,
         near_copies=[[where[a], where[b]] for a, b in near],
         contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
-        constant=_names(where, ~varied),
-        inverted=_names(where, _find_inverted(sketches)),
+        constant=[*compress(where, (~varied).tolist())],
+        inverted=[*compress(where, _find_inverted(sketches).tolist())],
         bytes_on_disk=found.images.pixels.nbytes,
         bytes_free=shutil.disk_usage(store).free,
     )
@@ -322,10 +323,6 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
         return f"Ignored: {count} {what}.", "No action is needed.", "note"
     text = f"Files that are ignored, since their names have no suffix of an image: {count}."
     return text, "If some are images, rename them.", "note"
-
-
-def _names(where: list[str], mask: Tensor) -> list[str]:
-    return [where[index] for index in mask.nonzero().flatten().tolist()]
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
