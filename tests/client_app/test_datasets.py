@@ -260,12 +260,16 @@ def test_labels_are_those_of_the_federation(npz):
 def test_a_real_hospital_s_archive_is_whole_and_read_for_each_run(partition, tmp_path):
     """A resident process stays between runs. No hospital has 10 images, or the one class of two."""
     settings = replace(SETTINGS, dataset=f"npz:{tmp_path}/own.npz", partition=partition)
-    settings, shown = replace(settings, partition_classes=1), []
-    for value in (1, 2):
+    settings, opened = replace(settings, partition_classes=1), []
+    for value in (1, 2, 2):
         x, y = np.full((8, 2, 2), value, np.uint8), np.arange(8) % 2
         np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
-        shown += open_data(settings, 0, 1, secret=b"secret").train.images.unique().tolist()
-    assert shown == [1, 2]
+        opened.append(open_data(settings, 0, 1, secret=b"secret"))
+    assert [each.train.images.unique().tolist() for each in opened] == [[1], [2], [2]]
+    # The noise of figures follows from the fingerprints: other images need other noise.
+    for sides in zip(*([each.train, each.test, each] for each in opened), strict=True):
+        first, second, third = (each.fingerprint for each in sides)
+        assert first != second == third
 
 
 def test_images_of_classes_that_the_federation_does_not_know_are_quarantined(npz):
