@@ -69,12 +69,16 @@ def check_columns(
         if _PATIENTS.fullmatch(plain[place]) or any(_is_nearly(plain[place], n) for n in GROUPS)
     ]
     if "group" in header:
-        groups, patients = column(header["group"]), []
-        ambiguous = [names[place] for place in like_patients if _spreads(column(place), groups)]
-    else:
-        patients = [names[place] for place in like_patients if _repeats(column(place))]
-        ambiguous = []
-    if patients:
+        groups = column(header["group"])
+        if spread := [names[place] for place in like_patients if _spreads(column(place), groups)]:
+            yield Finding(
+                "patients-in-several-groups",
+                f"Images with the same value in {list_quoted(spread)} are in several groups of "
+                f"{quote(names[header['group']])}. Only the latter column is read.",
+                "If this is right, remove the former column.",
+                "amber",
+            )
+    elif patients := [names[place] for place in like_patients if _repeats(column(place))]:
         yield Finding(
             "patients-not-read",
             f"A column that is not read seems to name patients: {list_quoted(patients)}. One "
@@ -82,22 +86,13 @@ def check_columns(
             "Call it 'patient'; or add a column 'group', with one name for images that belong "
             "together.",
         )
-    are_sides = [place for place in others if _are_sides(plain[place], column(place))]
-    if are_sides and "split" not in header:
-        splits = list_quoted([names[place] for place in are_sides])
+    sides = [names[place] for place in others if _are_sides(plain[place], column(place))]
+    if sides and "split" not in header:
         yield Finding(
             "split-not-read",
-            f"A column that is not read seems to hold the split: {splits}.",
+            f"A column that is not read seems to hold the split: {list_quoted(sides)}.",
             "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
             "or the groups of the manifest determine the split.",
-            "amber",
-        )
-    if ambiguous:
-        yield Finding(
-            "patients-in-several-groups",
-            f"Images with the same value in {list_quoted(ambiguous)} are in several groups of "
-            f"{quote(names[header['group']])}. Only the latter column is read.",
-            "If this is right, remove the former column.",
             "amber",
         )
     misspelt = {
