@@ -268,6 +268,8 @@ def _file(folder: Path, image: str, real: Callable[[Path], str], names_in: _Name
         )
     if not found[0].is_relative_to(folder):
         raise _RowError("names an image outside the manifest's folder")
+    if to_utf8(found[0]) != str(found[0]):
+        raise _RowError("names a link to a file whose path is not UTF-8")
     return found[0]
 
 
