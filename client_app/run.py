@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -200,21 +201,18 @@ def dossiers(run: Store) -> dict[str, str]:
     )
 
 
+@dataclass(frozen=True)
 class Kept:
     """Named arrays that the last two visits left at the hospital.
 
     The server may lose the answer of a visit. It orders the visit again when the run is resumed.
     The visit then starts again from the arrays of the visit before.
-
-    Args:
-        run: The run's folder.
-        kind: "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a
-            learner's memory for the hospital's stream (`Learner.rehearsal`).
     """
 
-    def __init__(self, run: Store, kind: str) -> None:
-        self.run = run
-        self.kind = kind
+    run: Store  # the run's folder
+    # "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a learner's
+    # memory for the hospital's stream (`Learner.rehearsal`)
+    kind: str
 
     def load_before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
         """The arrays of the last visit before this one; empty before the first."""

@@ -1,22 +1,7 @@
 """The list of a hospital's images, made before any image is opened.
 
-`folder` has one folder for each class, as for torchvision's ImageFolder. Images in one subfolder of
-a class belong together, for example those of one patient: `<class>/<patient>/<image>`. A subfolder
-of the same name in another class is the same patient.
-
-`manifest` is a CSV file in UTF-8, its columns separated by `,`, `;`, `|` or tabs, with a header:
-
-- `image`: an image file, relative to the manifest's folder or to `images` in it;
-- `label`: its class, any text;
-- `group`, or else `patient`, `patient_id`, `lesion`, `lesion_id`, `study` (optional): images with
-  the same text here belong together; an image with an empty field is on its own;
-- `split` (optional): `train` or `test`;
-- `site` (optional): the hospital of the image, for simulations;
-- `task` (optional): number of the image's task, from 1, if images arrive in tasks;
-- `slice` (optional): number of the slice of a NIfTI volume, from 0.
-
-Case, blanks, dashes and underscores in a column's name do not count. Other columns are not read,
-but reported (columns.py). Every image that cannot be used is listed with the reason.
+docs/data.md describes both forms: a folder with a folder for each class and subfolders of patients,
+and a manifest with its columns. Every image that cannot be used is listed with the reason.
 """
 
 import os

@@ -198,11 +198,6 @@ class Survey:
             contents=self.contents,
         )
 
-    @property
-    def is_dicom(self) -> bool:
-        """Whether all images are DICOM files."""
-        return all(each is not None and each.kind.startswith("DICOM") for each in self.headers)
-
 
 def own_data(data_dir: str) -> str:
     """The setting `dataset` for the folder or manifest of a hospital."""
@@ -259,7 +254,8 @@ def load_own(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
             "fedhandoff preflight' shows details."
         )
-    return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)
+    are_dicom = all(header and header.kind.startswith("DICOM") for header in found.headers)
+    return replace(found.pool(), kind=f"{kind} of DICOM files" if are_dicom else kind)
 
 
 @contextmanager
