@@ -224,6 +224,9 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     data = open_data(
         settings, index, max(hospitals, 1), classes, store, machine, chosen, secret
     ).to(device)
+    if not policy:  # only now: hospitals whose data were opened with equal settings share them
+        train, gan = settings.train.hospital_settings(index), settings.gan.hospital_settings(index)
+        settings = replace(settings, train=train, gan=gan)
     return Hospital(
         name=name,
         settings=settings,
@@ -251,12 +254,7 @@ def _own_settings(
     """The run's settings, with the hospital's own values in place."""
     settings = combined_settings(run_config, node_config)
     if policy is None:
-        index = int(node_config["partition-id"])
-        return replace(
-            settings,
-            train=settings.train.hospital_settings(index),
-            gan=settings.gan.hospital_settings(index),
-        )
+        return settings
     for key in OWN_FILES:
         file = str(run_config[key]).removeprefix(PUBLIC)
         if key not in node_config and Path(file).is_absolute():

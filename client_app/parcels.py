@@ -131,12 +131,7 @@ def keep_record(hospital: Hospital, name: str, record: ArrayRecord) -> None:
 
 
 def _encoder(request: Request) -> ArrayRecord:
-    """The frozen arrays that travel once, by the order; empty if models travel whole.
-
-    Raises:
-        ParcelError: The arrays are damaged or missing.
-        PolicyError: The hospital's store would be too large.
-    """
+    """The frozen arrays that travel once, by the order; empty if models travel whole."""
     hospital, hash_ = request.hospital, request.order.encoder
     if not hash_:
         return ArrayRecord()

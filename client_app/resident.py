@@ -18,7 +18,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.authority.node_config import NODE_CONFIG, own_config
-from client_app.store import DEFAULT
+from client_app.store import DEFAULT, own_folder
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash
 from strategies.protocol.files import expand
@@ -27,7 +27,6 @@ from warm.process import ROOT, Handed
 from warm.resident import connect
 from warm.wire import Wire
 
-APP = "client_app.app:app"
 GRACE = 5.0  # seconds of grace after the message's deadline
 
 
@@ -72,7 +71,7 @@ def call_resident(config: Mapping[str, Any]) -> socket:
         raise SettingsError("A resident process needs Linux: set 'resident' to false.")
     folder, key = place_of(config)
     try:
-        return connect(folder, key, APP, {NODE_CONFIG: json.dumps({**config})})
+        return connect(folder, key, {NODE_CONFIG: json.dumps({**config})})
     except ConnectionError:
         raise
     except OSError as error:
@@ -84,6 +83,9 @@ def call_resident(config: Mapping[str, Any]) -> socket:
 
 
 def place_of(config: Mapping[str, Any]) -> tuple[Path, str]:
-    """The folder of the process's socket, and a text that identifies this hospital and code."""
-    store = expand(str(config.get("store-dir", DEFAULT)))
+    """The folder of the process's socket, and a text that identifies this hospital and code.
+
+    The hospital's store is made if it is missing.
+    """
+    store = own_folder(expand(str(config.get("store-dir", DEFAULT))))
     return store / "resident", repr((ROOT, code_hash(), sys.executable, sorted(config.items())))

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,47 +103,36 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
         write_whole(path, f"{label.round} {label.hop}")
 
 
-class ModelCount:
-    """The record of tested models, in the file `tested` of a run's folder.
+def count_model(
+    run: Store, name: str, rule: str, model: str, most: int | None, place: str = ""
+) -> None:
+    """Count a model before figures of it leave, in the file `name` of a run's folder.
 
-    The server can begin any number of runs. So models are also counted over all runs.
+    The server can begin any number of runs. So models are also counted over all runs. `rule` is the
+    policy's rule for the largest number `most` in a run, and in a day; None = any number. `place`
+    is the fingerprint of the model's place in the run, from its label; empty = any.
 
-    The file "detailed" counts models with detailed figures. `rule` is the policy's rule for the
-    largest number.
+    Raises:
+        ParcelError: Another model was counted in the same place.
+        PolicyError: The number of models would be too large.
     """
-
-    def __init__(self, run: Store, name: str = "tested", rule: str = "figures.max-models") -> None:
-        self.run, self.name, self.rule = run, name, rule
-
-    def add(self, model: str, place: str, most: int | None) -> None:
-        """Add a model to the record, before it is tested.
-
-        `place` is the fingerprint of the model's place in the run, from its label; empty = any.
-        `most` is the largest number of models in a run, and in a day; None = any.
-
-        Raises:
-            ParcelError: Another model was tested in the same place.
-            PolicyError: The number of models would be too large.
-        """
-        own = self.run.folder / self.name
-        own.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(own.parents[1] / f".{self.name}.lock"):
-            known = list(_read_tests(own))
-            if any(test.place == place and test.model != model for test in known if place):
-                raise ParcelError(
-                    "Another model of this lineage, round and hop was already tested."
-                )
-            if any((test.place, test.model) == (place, model) for test in known):
-                return
-            now = time.time()
-            if most is not None:
-                files = {*_files(self.run, self.name, now - DAY)} - {own}
-                others = [test for path in files for test in _read_tests(path)]
-                lately = [test for test in (*known, *others) if test.time > now - DAY]
-                for tests in (known, lately):
-                    if (count := len({model, *(test.model for test in tests)})) > most:
-                        raise PolicyError(self.rule, count, f"{most} or fewer")
-            append_text(own, f"\n{now:.0f} {model} {place}")
+    own = run.folder / name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(own.parents[1] / f".{name}.lock"):
+        known = list(_read_tests(own))
+        if any(test.place == place and test.model != model for test in known if place):
+            raise ParcelError("Another model of this lineage, round and hop was already tested.")
+        if any((test.place, test.model) == (place, model) for test in known):
+            return
+        now = time.time()
+        if most is not None:
+            files = {*_files(run, name, now - DAY)} - {own}
+            others = [test for path in files for test in _read_tests(path)]
+            lately = [test for test in (*known, *others) if test.time > now - DAY]
+            for tests in (known, lately):
+                if (count := len({model, *(test.model for test in tests)})) > most:
+                    raise PolicyError(rule, count, f"{most} or fewer")
+        append_text(own, f"\n{now:.0f} {model} {place}")
 
 
 def count_visit(run: Store, most: int) -> None:
@@ -211,21 +201,18 @@ def dossiers(run: Store) -> dict[str, str]:
     )
 
 
+@dataclass(frozen=True)
 class Kept:
     """Named arrays that the last two visits left at the hospital.
 
     The server may lose the answer of a visit. It orders the visit again when the run is resumed.
     The visit then starts again from the arrays of the visit before.
-
-    Args:
-        run: The run's folder.
-        kind: "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a
-            learner's memory for the hospital's stream (`Learner.rehearsal`).
     """
 
-    def __init__(self, run: Store, kind: str) -> None:
-        self.run = run
-        self.kind = kind
+    run: Store  # the run's folder
+    # "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a learner's
+    # memory for the hospital's stream (`Learner.rehearsal`)
+    kind: str
 
     def load_before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
         """The arrays of the last visit before this one; empty before the first."""

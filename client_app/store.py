@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,14 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
         raise DamagedError(path, error) from error
 
 
+@dataclass(frozen=True)
 class Store:
     """Named sets of arrays in one folder.
 
     The folder is made at the first `save`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep a set of arrays under a name such as "runs/1/local"."""
@@ -140,10 +141,7 @@ class Store:
 
     def names(self, folder: str) -> list[str]:
         """The names of the sets in a folder such as "runs/1": the last parts, such as "home"."""
-        with suppress(FileNotFoundError):
-            files = os.listdir(self.folder / folder)
-            return [file.removesuffix(".npz") for file in files if file.endswith(".npz")]
-        return []
+        return [file.stem for file in (self.folder / folder).glob("*.npz")]
 
     def discard(self, name: str) -> None:
         """Delete the set of arrays under a name, if there is one."""

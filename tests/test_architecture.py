@@ -158,7 +158,7 @@ def test_files_are_written_whole_or_not_at_all():
 OWN_FILES = {
     *("client_app/authority/policy.py", "deploy/approved.py", "deploy/control.py"),
     *("deploy/server.py", "server_app/environment.py", "strategies/protocol/code.py"),
-    *("strategies/protocol/settings.py", "warm/workers.py"),
+    "strategies/protocol/settings.py",
 }
 
 
@@ -206,7 +206,7 @@ def test_texts_and_paths_of_people_are_read_in_one_place():
     Modules that read this project's own pyproject.toml, or what the run itself wrote, need neither.
     """
     own = {
-        *("strategies/protocol/files.py", "strategies/protocol/code.py", "warm/workers.py"),
+        *("strategies/protocol/files.py", "strategies/protocol/code.py"),
         *("strategies/protocol/settings.py", "server_app/environment.py"),
         "server_app/report/__init__.py",
     }

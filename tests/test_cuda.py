@@ -169,7 +169,7 @@ def answer(connection, app):
     connection.sendall(b"no" if torch.cuda._is_in_bad_fork() else b"yes")
 
 process._answer = answer
-process.main("client_app.app:app", socket.socket(fileno=int(sys.argv[1])))
+process.main(socket.socket(fileno=int(sys.argv[1])))
 """
 
 
@@ -177,12 +177,12 @@ process.main("client_app.app:app", socket.socket(fileno=int(sys.argv[1])))
 def test_a_forked_process_can_use_cuda(monkeypatch):
     """It can if the process that is forked has not even asked how many devices there are."""
 
-    def launch(app, opened, variables, output):
+    def launch(opened, variables, output):
         command = [sys.executable, "-c", FORKED, str(opened.fileno())]
         return subprocess.Popen(command, cwd=ROOT, pass_fds=[opened.fileno()])
 
     monkeypatch.setattr("warm.process.launch", launch)
-    with closing(Stem("client_app.app:app", {}, subprocess.DEVNULL)) as stem:
+    with closing(Stem({}, subprocess.DEVNULL)) as stem:
         _, connection = stem.fork()
         with connection:
             assert connection.recv(3) == b"yes"

@@ -49,6 +49,16 @@ def digits(tmp_path):
     return open_data(settings(partition="iid"), 0, 3, store=tmp_path)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with ten images of each of two classes."""
+    for k in range(20):
+        path = tmp_path / "pictures" / "ab"[k % 2] / f"{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.full((8, 8), 10 * k, np.uint8)).save(path)
+    return tmp_path / "pictures"
+
+
 def cnn(seed=0):
     """The network that hospitals freeze: that of the run's seed."""
     with use_seed(rng_for(seed, "body")):
@@ -88,17 +98,23 @@ def test_features_are_computed_once(tmp_path, digits, monkeypatch):
         open_data(settings(partition="iid", seed=1), 0, 3, store=tmp_path)
 
 
-def test_features_of_a_folder_are_computed_once(tmp_path, monkeypatch):
-    for k in range(20):
-        path = tmp_path / "images" / "ab"[k % 2] / f"{k}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        PIL.Image.fromarray(np.full((8, 8), 10 * k, np.uint8)).save(path)
-    chosen = settings(dataset=f"folder:{tmp_path}/images", partition="iid")
+def test_features_of_a_folder_are_computed_once(folder, tmp_path, monkeypatch):
+    chosen = settings(dataset=f"folder:{folder}", partition="iid")
     first = open_data(chosen, 0, 1, store=tmp_path)
     datasets._pool_and_shares.cache_clear()
     monkeypatch.setattr(features, "_compute", None)
     again = open_data(chosen, 0, 1, store=tmp_path)
     assert torch.equal(again.train.pixels, first.train.pixels)
+
+
+def test_a_copy_of_an_image_needs_no_computation(folder, tmp_path, monkeypatch):
+    chosen = settings(dataset=f"folder:{folder}", partition="iid")
+    open_data(chosen, 0, 1, store=tmp_path)
+    datasets._pool_and_shares.cache_clear()
+    (folder / "a/copy.png").write_bytes((folder / "a/0.png").read_bytes())
+    monkeypatch.setattr(Body, "forward", None)
+    data = open_data(chosen, 0, 1, store=tmp_path)
+    assert len(data.train) + len(data.test) == 21
 
 
 def test_only_images_without_features_are_computed(tmp_path, digits, monkeypatch):

@@ -1,6 +1,6 @@
 """A warm process: answers messages for the hospitals of this app, one after the other.
 
-    python -P -m warm <module>:<app> <descriptor of a socket>
+    python -P -m warm <descriptor of a socket>
 
 On a connected socket it forks a process for each socket that arrives (`Stem`). Such a process
 answers for simulated hospitals, until the other side closes its socket. On a listening socket it is
@@ -33,6 +33,7 @@ from strategies.protocol.may_leave import Failure
 from warm.wire import Wire
 
 ROOT = Path(__file__).absolute().parents[1]
+APP = "client_app.app"  # the module of the app
 IDLE = 900.0  # seconds without a message after which a listening process frees its memory
 
 
@@ -43,10 +44,10 @@ class Stem:
     computed nothing. Its only other threads are those of BLAS, which a forked process starts anew.
     """
 
-    def __init__(self, app: str, variables: Mapping[str, str], output: int | IO[str]) -> None:
+    def __init__(self, variables: Mapping[str, str], output: int | IO[str]) -> None:
         self.connection, theirs = socket.socketpair()
         with theirs:
-            self.process = launch(app, theirs, variables, output)
+            self.process = launch(theirs, variables, output)
 
     def fork(self) -> tuple[int, socket.socket]:
         """A new process, and a connection to it.
@@ -104,21 +105,17 @@ class Handed(Context):
 
 
 def launch(
-    app: str,
-    opened: socket.socket,
-    variables: Mapping[str, str],
-    output: int | IO[str] | None = None,
+    opened: socket.socket, variables: Mapping[str, str], output: int | IO[str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a warm process.
 
-    `app` is `<module>:<name>`, as in pyproject.toml. `opened` is the socket of the process.
-    `variables` add to the environment of this process. Without `output`, the process has that of
-    this process.
+    `opened` is the socket of the process. `variables` add to the environment of this process.
+    Without `output`, the process has that of this process.
     """
     path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.Popen(
         # -P: Python must not import from the working directory.
-        [sys.executable, "-P", "-m", "warm", app, str(opened.fileno())],
+        [sys.executable, "-P", "-m", "warm", str(opened.fileno())],
         env={**os.environ, **variables, "PYTHONPATH": path},
         pass_fds=[opened.fileno()],
         stdin=subprocess.DEVNULL,
@@ -130,19 +127,17 @@ def launch(
     )
 
 
-def main(app: str, opened: socket.socket) -> None:
-    """Answer messages on a socket by an app, given as `<module>:<name>`."""
+def main(opened: socket.socket) -> None:
+    """Answer messages on a socket."""
     listens = _listens(opened)
     if listens and os.fork():
         os._exit(0)
-    module, _, name = app.partition(":")
-    loaded = importlib.import_module(module)
-    client: ClientApp = getattr(loaded, name)
+    loaded = importlib.import_module(APP)
     if listens:
-        serve(opened, client)
+        serve(opened, loaded.app)
     else:
         loaded.simulate()
-        _fork_or_wait(opened, client)
+        _fork_or_wait(opened, loaded.app)
 
 
 def _listens(opened: socket.socket) -> bool:

@@ -63,24 +63,19 @@ def receive(file: Readable) -> tuple[list[Any], RecordDict]:
 
 def _describe(name: str, record: Any) -> tuple[str, str, list[Any]]:
     kind = next(kind for kind, each in KINDS.items() if isinstance(record, each))
-    if kind != "arrays":
-        return name, kind, list(record.items())
-    return (
-        name,
-        kind,
-        [(key, (a.dtype, a.shape, a.stype, len(a.data))) for key, a in record.items()],
-    )
+    values = list(record.items())
+    if kind == "arrays":
+        values = [(key, (a.dtype, a.shape, a.stype, len(a.data))) for key, a in values]
+    return name, kind, values
 
 
 def _record(kind: str, values: list[Any], file: Readable) -> Any:
-    if kind != "arrays":
-        return KINDS[kind](dict(values))
-    return ArrayRecord(
-        {
-            key: Array(dtype, tuple(shape), stype, _read(file, size))
+    if kind == "arrays":
+        values = [
+            (key, Array(dtype, tuple(shape), stype, _read(file, size)))
             for key, (dtype, shape, stype, size) in values
-        }
-    )
+        ]
+    return KINDS[kind](dict(values))
 
 
 def _read(file: Readable, size: int) -> bytes:

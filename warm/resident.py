@@ -17,13 +17,13 @@ HELLO = 5.0  # seconds to wait until a running process accepts the call
 START = 300.0  # seconds to wait until a new process accepts the call
 
 
-def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> socket:
+def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
     """A connection to the process of a key. A process is started if none accepts the call.
 
     Closing the connection ends the process if it is still at work.
 
-    Each `key` has its own process in the folder of sockets. `app` and `variables` are for a new
-    process (see `launch`).
+    Each `key` has its own process in the folder of sockets. `variables` add to the environment of a
+    new process.
 
     Raises:
         OSError: The folder is a link, belongs to another user, or is open to others.
@@ -36,7 +36,7 @@ def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> s
             Path(address).unlink(missing_ok=True)  # its process has ended or is stuck
             listener.bind(address)
             listener.listen()
-            launch(app, listener, variables).wait()  # until it runs on its own
+            launch(listener, variables).wait()  # until it runs on its own
         if connection := call(address, START):
             return connection
     raise ConnectionError("The resident process has not started; the hospital's log says why.")
@@ -53,7 +53,7 @@ def address_of(folder: Path, key: str) -> Iterator[str]:
         OSError: The folder is a link, belongs to another user, or is open to others.
     """
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
+        folder.mkdir(mode=0o700)
     opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         facts = os.fstat(opened)

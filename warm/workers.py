@@ -2,7 +2,6 @@
 
 import subprocess
 import threading
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import IO, Any
 from flwr.app import Error, Message
 
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.settings import PYPROJECT
 from warm.process import Stem
 from warm.wire import Outbox, Wire
 
@@ -46,11 +44,9 @@ class Workers:
         self.processes, self.variables, self.log = processes, dict(variables or {}), log
         self.workers: list[Worker] = []
         self._outbox = Outbox()
-        project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
-        self._app: str = project["tool"]["flwr"]["app"]["components"]["clientapp"]
 
     def __enter__(self) -> "Workers":
-        self._stem = Stem(self._app, self.variables, self.log or subprocess.PIPE)
+        self._stem = Stem(self.variables, self.log or subprocess.PIPE)
         if lines := self._stem.process.stdout:
             threading.Thread(target=_print, args=(lines,), daemon=True).start()
         return self

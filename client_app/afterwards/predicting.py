@@ -138,10 +138,10 @@ def write_predictions(
         with draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(map(inert, titles))
-            for chunk in read_images(entries, form, shape):
-                if chunk.entries:
-                    scores = predictor.probabilities(chunk.images)
-                    for entry, row in zip(chunk.entries, scores, strict=True):
+            for usable, images, others in read_images(entries, form, shape):
+                if usable:
+                    scores = predictor.probabilities(images)
+                    for entry, row in zip(usable, scores, strict=True):
                         if not row.isfinite().all():
                             reason = "gets numbers from the model that are not finite"
                             unusable.append(Unusable(entry.where, reason))
@@ -153,7 +153,7 @@ def write_predictions(
                         path = to_utf8(os.path.relpath(entry.file, base))
                         line = [path, *slices, predicted, *figures]
                         writer.writerow(map(inert, line))
-                unusable += chunk.unusable
+                unusable += others
                 progress(done + len(unusable), len(entries) + len(listing.unusable))
     return done, unusable
 

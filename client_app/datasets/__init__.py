@@ -80,16 +80,14 @@ def open_data(
         PolicyError: The images would need more memory or disk than `machine` allows, or the
             federation leaves out a class that takes part.
     """
-    pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
+    pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine, secret)
     if taking_part is not None:
-        chosen = tuple(name for name in pool.classes if not taking_part or name in taking_part)
+        names = tuple(name for name in pool.classes if not taking_part or name in taking_part)
         _check_spelling(pool, taking_part, "the policy's images.classes")
-        classes = classes or chosen
-        check_all_named(chosen, classes)
+        classes = classes or names
+        check_all_named(names, classes)
     _check_spelling(pool, classes, "the federation")
-    labels, known, per_class = known_images(
-        pool, own, settings, hospital_index, classes, taking_part or ()
-    )
+    labels, known = known_images(pool, own, classes, taking_part or ())
     # Under a policy all classes that take part are the federation's; others are left out silently.
     strange = len(own) - len(known) if taking_part is None else 0
     if are_too_many(strange, len(own), settings.max_quarantined):
@@ -97,7 +95,9 @@ def open_data(
             f"{strange} of {len(own)} images show none of the federation's classes "
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
-    train, test = split(pool, labels, known, settings, hospital, per_class, secret)
+    per_class = turn_value(settings.test_per_class, hospital_index)
+    own_settings = replace(settings, test_per_class=per_class)
+    train, test = split(pool, labels, known, own_settings, hospital, secret)
     if are_too_few(train, test):
         raise DataError(
             "There are too few images or patients: 2 images must be left to train on, and 1 of "
@@ -137,23 +137,17 @@ def open_data(
 
 
 def known_images(
-    pool: Pool,
-    own: Indices,
-    settings: Settings,
-    hospital_index: int = 0,
-    classes: Sequence[str] = (),
-    taking_part: Sequence[str] = (),
-) -> tuple[Indices, Indices, int]:
+    pool: Pool, own: Indices, classes: Sequence[str], taking_part: Sequence[str]
+) -> tuple[Indices, Indices]:
     """What a hospital splits; arguments as for `open_data`, `own` as for `split`.
 
     Returns:
-        The labels [N] as indices into `classes`, -1 for other classes; the images among `own` that
-        take part; and the number of test images of each class, 0 = by `test-fraction`.
+        The labels [N] as indices into `classes`, -1 for other classes; and the images among `own`
+        that take part.
     """
     taking = _labels(pool, taking_part or pool.classes) >= 0
     labels = _labels(pool, classes or pool.classes)
-    per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
-    return labels, own[taking[own] & (labels[own] >= 0)], per_class
+    return labels, own[taking[own] & (labels[own] >= 0)]
 
 
 def open_public(
@@ -225,13 +219,24 @@ def _labels(pool: Pool, classes: Sequence[str]) -> Indices:
 
 
 def _share(
-    settings: Settings, index: int, hospitals: int, store: Path, machine: MachineRules | None
+    settings: Settings,
+    index: int,
+    hospitals: int,
+    store: Path,
+    machine: MachineRules | None,
+    secret: bytes,
 ) -> tuple[Pool, Indices, int]:
     """The pool, the indices of the hospital's images in the pool, and its index for the split.
 
-    A hospital with its own folder splits as index 0. The split is then the same in a simulation and
-    on the hospital's own machine, where the hospital has no index.
+    A real hospital has a whole pool. A hospital with its own folder splits as index 0. The split is
+    then the same in a simulation and on the hospital's own machine, where the hospital has no
+    index.
     """
+    if secret:  # read anew for each run: the images may have changed since the last one
+        pool = _load(settings, store, machine)
+        if not pool.fingerprint:  # other pixels need other noise (client_app.release.disclosure)
+            pool = replace(pool, fingerprint=hashlib.sha256(pool.images.ravel().data).hexdigest())
+        return pool, np.arange(len(pool.labels)), 0
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",") if hospitals > 1 else [source]  # the path may have a comma
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):

@@ -2,11 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
+from client_app.datasets.findings import Finding, list_quoted
 from client_app.errors import DataError
+from strategies.protocol.classes import quote
+from strategies.protocol.names import join_names
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
 OPTIONAL = ("split", "site", "slice", "task")
@@ -25,26 +27,8 @@ _SIDE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a manifest, by their names in the manifest."""
-
-    roles: dict[str, str] = field(default_factory=dict)  # role -> name of the column that is read
-    unread: list[str] = field(default_factory=list)  # all other columns; some are doubtful:
-    # They seem to name patients, while no column of groups is read
-    patients: list[str] = field(default_factory=list)
-    # They seem to name patients, with a patient in several of the groups that are read
-    ambiguous: list[str] = field(default_factory=list)
-    # They seem to hold the split, while no column of the split is read
-    splits: list[str] = field(default_factory=list)
-    # Name of the column -> name of a missing column that is spelt nearly like it
-    misspelt: dict[str, str] = field(default_factory=dict)
-
-
-def find_columns(
-    names: Sequence[str], rows: Sequence[Sequence[str]], needed: Sequence[str]
-) -> tuple[dict[str, int], Columns]:
-    """Return the position of each known column, and a description of all columns.
+def find_columns(names: Sequence[str], needed: Sequence[str]) -> dict[str, int]:
+    """Return the position of each known column; the first of `GROUPS` that is there is "group".
 
     Case, blanks, dashes and underscores in `names`, the first row of the manifest, do not count.
 
@@ -62,10 +46,18 @@ def find_columns(
                 f"{name!r} {count} times; it must name it once.{_hint(name, plain)}"
             )
     places = {name: plain.index(_plain(name)) for name in known if _plain(name) in plain}
-    groups = [name for name in GROUPS if name in places]
-    header = {name: place for name, place in places.items() if name not in GROUPS}
-    if groups:
-        header["group"] = places[groups[0]]
+    groups = [places.pop(name) for name in GROUPS if name in places]
+    return {**places, "group": groups[0]} if groups else places
+
+
+def check_columns(
+    names: Sequence[str], rows: Sequence[Sequence[str]], header: Mapping[str, int]
+) -> Iterator[Finding]:
+    """Yield the problems of a manifest's columns, and a note of the columns that are read.
+
+    `names` is the first row, `rows` are the others, and `header` comes from `find_columns`.
+    """
+    plain = [_plain(name) for name in names]
     others = [place for place in range(len(names)) if place not in header.values()]
 
     def column(place: int) -> list[str]:
@@ -76,30 +68,50 @@ def find_columns(
         for place in others
         if _PATIENTS.fullmatch(plain[place]) or any(_is_nearly(plain[place], n) for n in GROUPS)
     ]
-    found = Columns(
-        {role: names[place] for role, place in header.items()},
-        [names[place] for place in others if names[place].strip()],
-        patients=[
-            names[place] for place in like_patients if not groups and _repeats(column(place))
-        ],
-        ambiguous=[
-            names[place]
-            for place in like_patients
-            if groups and _spreads(column(place), column(header["group"]))
-        ],
-        splits=[
-            names[place]
-            for place in others
-            if "split" not in header and _are_sides(plain[place], column(place))
-        ],
-        misspelt={
-            names[place]: name
-            for place in others
-            for name in OPTIONAL
-            if name not in header and _is_nearly(plain[place], name)
-        },
-    )
-    return header, found
+    if "group" in header:
+        groups = column(header["group"])
+        if spread := [names[place] for place in like_patients if _spreads(column(place), groups)]:
+            yield Finding(
+                "patients-in-several-groups",
+                f"Images with the same value in {list_quoted(spread)} are in several groups of "
+                f"{quote(names[header['group']])}. Only the latter column is read.",
+                "If this is right, remove the former column.",
+                "amber",
+            )
+    elif patients := [names[place] for place in like_patients if _repeats(column(place))]:
+        yield Finding(
+            "patients-not-read",
+            f"A column that is not read seems to name patients: {list_quoted(patients)}. One "
+            "patient could have training and test images.",
+            "Call it 'patient'; or add a column 'group', with one name for images that belong "
+            "together.",
+        )
+    sides = [names[place] for place in others if _are_sides(plain[place], column(place))]
+    if sides and "split" not in header:
+        yield Finding(
+            "split-not-read",
+            f"A column that is not read seems to hold the split: {list_quoted(sides)}.",
+            "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
+            "or the groups of the manifest determine the split.",
+            "amber",
+        )
+    misspelt = {
+        names[place]: name
+        for place in others
+        for name in OPTIONAL
+        if name not in header and _is_nearly(plain[place], name)
+    }
+    for given, name in misspelt.items():
+        text = f"The column {quote(given)} is not read; is it '{name}'?"
+        yield Finding("columns-not-read", text, "Rename or remove it.", "amber")
+    read = [
+        quote(names[place]) + (f" (as '{role}')" if names[place].strip() != role else "")
+        for role, place in header.items()
+    ]
+    unread = [names[place] for place in others if names[place].strip()]
+    text = f"Columns of the manifest that are read: {join_names(read)}."
+    text += f" Not read: {list_quoted(unread)}." if unread else ""
+    yield Finding("columns", text, "docs/data.md lists all columns.", "note")
 
 
 def _plain(name: str) -> str:

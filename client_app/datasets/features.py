@@ -69,11 +69,8 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
 
 
 def _identities(pool: Pool) -> NDArray[np.bytes_]:
-    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels.
-
-    Slices of one volume have one file.
-    """
-    if pool.contents is not None and len({*pool.contents}) == len(pool.contents):
+    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels."""
+    if pool.contents is not None:
         parts = [content.encode() for content in pool.contents]
     else:
         rows = range(len(pool.images)) if pool.rows is None else pool.rows

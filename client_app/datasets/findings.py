@@ -1,4 +1,4 @@
-"""Problems of a hospital's data that names, columns and groups show."""
+"""Problems of a hospital's data that the names of classes and the groups show."""
 
 import re
 from collections import Counter
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from client_app.datasets.columns import Columns
 from strategies.protocol.classes import group_spellings, quote
 from strategies.protocol.may_leave import CARD, MAX_CLASSES
 from strategies.protocol.names import join_names
@@ -53,7 +52,7 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
     if wrong := [name for name in images if not CARD["classes"]([name]) or name != name.strip()]:
         yield Finding(
             "names-of-classes",
-            f"These names of classes cannot be used: {_list(wrong)}.",
+            f"These names of classes cannot be used: {list_quoted(wrong)}.",
             "A name has 1 to 100 characters that can be printed (no tab, no no-break space), and "
             "no blank before or after it. Rename these classes.",
         )
@@ -69,50 +68,11 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
     if none := [each for each in doubtful if each not in known]:
         yield Finding(
             "names-of-no-class",
-            f"These are probably no classes: {_list(none)}.",
+            f"These are probably no classes: {list_quoted(none)}.",
             "Leave out images without a label; give the folder that holds the folders of classes. "
             "If it is a class, rename it, or the run must name all its classes in the setting "
             "'classes'.",
         )
-
-
-def check_columns(columns: Columns) -> Iterator[Finding]:
-    """Yield the problems of a manifest's columns, and a note of the columns that are read."""
-    if columns.patients:
-        yield Finding(
-            "patients-not-read",
-            f"A column that is not read seems to name patients: {_list(columns.patients)}. One "
-            "patient could have training and test images.",
-            "Call it 'patient'; or add a column 'group', with one name for images that belong "
-            "together.",
-        )
-    if columns.splits:
-        yield Finding(
-            "split-not-read",
-            f"A column that is not read seems to hold the split: {_list(columns.splits)}.",
-            "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
-            "or the groups of the manifest determine the split.",
-            "amber",
-        )
-    if columns.ambiguous:
-        yield Finding(
-            "patients-in-several-groups",
-            f"Images with the same value in {_list(columns.ambiguous)} are in several groups of "
-            f"{quote(columns.roles['group'])}. Only the latter column is read.",
-            "If this is right, remove the former column.",
-            "amber",
-        )
-    for column, name in columns.misspelt.items():
-        text = f"The column {quote(column)} is not read; is it '{name}'?"
-        yield Finding("columns-not-read", text, "Rename or remove it.", "amber")
-    if columns.roles:
-        read = [
-            quote(column) + (f" (as '{role}')" if column.strip() != role else "")
-            for role, column in columns.roles.items()
-        ]
-        others = f" Not read: {_list(columns.unread)}." if columns.unread else ""
-        text = f"Columns of the manifest that are read: {join_names(read)}.{others}"
-        yield Finding("columns", text, "docs/data.md lists all columns.", "note")
 
 
 def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
@@ -139,5 +99,6 @@ def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iter
         yield Finding("one-patient-has-most", text, advice, "amber")
 
 
-def _list(names: Collection[str]) -> str:
+def list_quoted(names: Collection[str]) -> str:
+    """Names for a sentence, in quotes."""
     return join_names([*map(quote, names)])

@@ -1,22 +1,7 @@
 """The list of a hospital's images, made before any image is opened.
 
-`folder` has one folder for each class, as for torchvision's ImageFolder. Images in one subfolder of
-a class belong together, for example those of one patient: `<class>/<patient>/<image>`. A subfolder
-of the same name in another class is the same patient.
-
-`manifest` is a CSV file in UTF-8, its columns separated by `,`, `;`, `|` or tabs, with a header:
-
-- `image`: an image file, relative to the manifest's folder or to `images` in it;
-- `label`: its class, any text;
-- `group`, or else `patient`, `patient_id`, `lesion`, `lesion_id`, `study` (optional): images with
-  the same text here belong together; an image with an empty field is on its own;
-- `split` (optional): `train` or `test`;
-- `site` (optional): the hospital of the image, for simulations;
-- `task` (optional): number of the image's task, from 1, if images arrive in tasks;
-- `slice` (optional): number of the slice of a NIfTI volume, from 0.
-
-Case, blanks, dashes and underscores in a column's name do not count. Other columns are not read,
-but reported (columns.py). Every image that cannot be used is listed with the reason.
+docs/data.md describes both forms: a folder with a folder for each class and subfolders of patients,
+and a manifest with its columns. Every image that cannot be used is listed with the reason.
 """
 
 import os
@@ -32,8 +17,9 @@ from os.path import realpath
 from pathlib import Path
 from urllib.parse import unquote
 
-from client_app.datasets.columns import Columns, find_columns
+from client_app.datasets.columns import check_columns, find_columns
 from client_app.datasets.files import SUFFIX, is_image
+from client_app.datasets.findings import Finding
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import expand, read_table
@@ -77,7 +63,7 @@ class Listing:
     # Number of other files by kind: SYSTEM, the name of a format that is not read, or empty for an
     # unknown kind
     ignored: Counter[str] = field(default_factory=Counter)
-    columns: Columns = field(default_factory=Columns)  # the columns of the manifest
+    findings: list[Finding] = field(default_factory=list)  # about the columns of the manifest
 
 
 class _RowError(ValueError):
@@ -167,8 +153,9 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "folder with a manifest.csv."
         )
     (_, names), *rows = _rows(source)
-    header, columns = find_columns(names, [fields for _, fields in rows], needed)
-    listing, folder = Listing(source, columns=columns), source.parent.resolve()
+    header = find_columns(names, needed)
+    findings = list(check_columns(names, [fields for _, fields in rows], header))
+    listing, folder = Listing(source, findings=findings), source.parent.resolve()
     real = cache(realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
     seen: set[tuple[Path, int]] = set()
@@ -266,6 +253,8 @@ def _file(folder: Path, image: str, real: Callable[[Path], str], names_in: _Name
         )
     if not found[0].is_relative_to(folder):
         raise _RowError("names an image outside the manifest's folder")
+    if to_utf8(found[0]) != str(found[0]):
+        raise _RowError("names a link to a file whose path is not UTF-8")
     return found[0]
 
 

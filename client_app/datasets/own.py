@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
-from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
+from client_app.datasets.findings import Finding, check_classes, check_groups
 from client_app.datasets.image import Header
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
@@ -131,7 +131,7 @@ class Survey:
                 "Check that all files were copied. Move folders that are no classes elsewhere.",
                 "amber",
             )
-        yield from check_columns(self.listing.columns)
+        yield from self.listing.findings
         if any(entry.split for entry in self.entries):
             yield from self._split_findings()
         else:
@@ -198,11 +198,6 @@ class Survey:
             contents=self.contents,
         )
 
-    @property
-    def is_dicom(self) -> bool:
-        """Whether all images are DICOM files."""
-        return all(each is not None and each.kind.startswith("DICOM") for each in self.headers)
-
 
 def own_data(data_dir: str) -> str:
     """The setting `dataset` for the folder or manifest of a hospital."""
@@ -259,7 +254,8 @@ def load_own(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
             "fedhandoff preflight' shows details."
         )
-    return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)
+    are_dicom = all(header and header.kind.startswith("DICOM") for header in found.headers)
+    return replace(found.pool(), kind=f"{kind} of DICOM files" if are_dicom else kind)
 
 
 @contextmanager

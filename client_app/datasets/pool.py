@@ -43,7 +43,8 @@ class Pool:
     # int64 [N], row of each image in `images`; None = in the same order, M = N
     rows: NDArray[np.int64] | None = None
     quarantined: int = 0  # number of further images that cannot be used
-    fingerprint: str = ""  # hash that changes with the images of a hospital's own files; else empty
+    # Hash that changes with the images of a real hospital, or of own files; else empty
+    fingerprint: str = ""
     # Hashes of the images' files, [N]; None if they are not a hospital's own files
     contents: list[str] | None = None
     # SHA-256 of the pixels of each image, [N], if `images` has features; else None

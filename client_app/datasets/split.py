@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
-from strategies.protocol.settings import Settings, require, rng_for
+from strategies.protocol.settings import Settings, require, rng_for, turn_value
 
 # A real hospital's share of test patients; of the others, its share for validation.
 TEST_SHARE = 0.2
@@ -31,7 +31,6 @@ def split(
     own: Indices,
     settings: Settings,
     hospital: int,
-    per_class: int = 0,
     secret: bytes = b"",
 ) -> tuple[Indices, Indices]:
     """Return the indices of a hospital's training images, and of its test images.
@@ -43,21 +42,23 @@ def split(
         pool: The data set.
         labels: Labels of all images of the data set, [N].
         own: Indices of the hospital's images.
-        settings: Settings of the split.
+        settings: Settings of the split. Of `test-per-class` the first value counts.
         hospital: Index of the hospital, from 0.
-        per_class: Number of test images of each class; 0 = by `test-fraction`.
         secret: Secret of a real hospital; empty in a simulation.
 
     Raises:
         SettingsError: The run wants other folds than those of a real hospital.
         DataError: `test-fraction` is 0 and the data set has no test images of its own. Or a class
-            has too few images for `per_class`. Or there are too few images or groups for the folds.
+            has too few images for `test-per-class`, or there are too few images or groups for the
+            folds.
     """
+    if not len(own):
+        return own, own
     seed = settings.seed
     if secret:
-        settings, per_class = fixed_settings(settings), 0
+        settings = fixed_settings(settings)
         seed = int.from_bytes(hmac.digest(secret, b"split", "sha256"))
-        labels, own = pool.labels, np.sort(own)  # the server numbers classes, and cuts the pool
+        labels = pool.labels  # the server numbers the classes
         places = _places(pool, secret)
 
     def draw(
@@ -72,8 +73,8 @@ def split(
         return choose_test(labels[images], fraction, shuffle, groups, balanced, per_class)
 
     if settings.test_fraction > 0 and not pool.always_held_out:
-        fraction, balanced = settings.test_fraction, settings.test_balanced
-        held_out = draw(own, fraction, "split", balanced, per_class)
+        per_class = int(turn_value(settings.test_per_class, 0) or 0)
+        held_out = draw(own, settings.test_fraction, "split", settings.test_balanced, per_class)
     elif pool.held_out is not None:
         held_out = pool.held_out[own]
     else:

@@ -29,7 +29,11 @@ from strategies.protocol.settings import BY_CLASSES, Settings, rng_for
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """The cut of images in tasks; their labels are indices into the federation's `classes`."""
+    """The cut of images in tasks; their labels are indices into the federation's `classes`.
+
+    Raises:
+        SettingsError: In most methods: the classes cannot be cut in tasks like that.
+    """
 
     settings: Settings
     classes: tuple[str, ...]
@@ -46,22 +50,14 @@ class Tasks:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes with images in the tasks.
-
-        Raises:
-            SettingsError: The classes cannot be cut in tasks like that.
-        """
+        """The classes with images in the tasks."""
         if self.settings.task_cut not in BY_CLASSES:
             return self.classes
         return self.classes[: self.settings.tasks * self._size]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The meaning of each output of a network.
-
-        Raises:
-            SettingsError: The classes cannot be cut in tasks like that.
-        """
+        """The meaning of each output of a network."""
         return tuple(outputs(self.classes, self.settings))
 
     @property
@@ -79,7 +75,6 @@ class Tasks:
 
         Raises:
             DataError: An image has none of the run's tasks.
-            SettingsError: The classes cannot be cut in tasks like that.
         """
         if self.permutes:
             parts = [np.arange(len(samples)) for _ in tasks]

@@ -4,7 +4,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,15 +25,6 @@ from client_app.datasets.resize import Form
 from client_app.errors import DataError
 
 CHUNK, BYTES = 256, 2**27  # images in memory at a time, and their bytes
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """The usable images of some entries, uint8 [n, C, H, W], and the unusable ones."""
-
-    entries: list[Entry]
-    images: Tensor
-    unusable: list[Unusable]
 
 
 def list_images(path: Path) -> Listing:
@@ -68,8 +58,12 @@ def list_images(path: Path) -> Listing:
 
 def read_images(
     entries: Sequence[Entry], form: Form, shape: tuple[int, int, int]
-) -> Iterator[Chunk]:
-    """Decode images in chunks; each must have the shape (C, H, W) in the form."""
+) -> Iterator[tuple[list[Entry], Tensor, list[Unusable]]]:
+    """Decode images in chunks; each must have the shape (C, H, W) in the form.
+
+    Yields:
+        The entries that can be used, their images, uint8 [n, C, H, W], and the other entries.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         at_a_time = max(1, min(CHUNK, BYTES // math.prod(shape)))
         for start in range(0, len(entries), at_a_time):
@@ -77,7 +71,7 @@ def read_images(
             found = list(threads.map(partial(_read, form=form, shape=shape), chunk))
             pairs = list(zip(chunk, found, strict=True))
             images = [image for image in found if isinstance(image, Tensor)]
-            yield Chunk(
+            yield (
                 [entry for entry, image in pairs if isinstance(image, Tensor)],
                 torch.stack(images) if images else torch.empty(0, *shape, dtype=torch.uint8),
                 [Unusable(e.where, reason) for e, reason in pairs if isinstance(reason, str)],

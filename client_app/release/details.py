@@ -46,7 +46,7 @@ from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised
 from client_app.release.noise import COARSEST, SEPARATION
 from client_app.request import log_once
-from client_app.run import ModelCount
+from client_app.run import count_model
 from learning.assessment import (
     BINS,
     Bootstrap,
@@ -262,8 +262,8 @@ class Details:
             return None
         if noised:
             try:
-                counted = ModelCount(disclosure.request.run, "detailed", "figures.max-detailed")
-                counted.add(outputs.model, "", noised.rules.max_detailed)
+                run, most = disclosure.request.run, noised.rules.max_detailed
+                count_model(run, "detailed", "figures.max-detailed", outputs.model, most)
             except PolicyError as error:
                 log_once(f"Details of further models do not leave. {error.explain()}")
                 return None

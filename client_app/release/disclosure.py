@@ -17,7 +17,7 @@ simulation has one owner, and its figures are exact):
   leave.
 - The noise follows from the question (`Disclosure.question`) and a secret of the hospital. The same
   question always has the same answer.
-- Models are counted in each run and in each day, also across restarts (client_app.run.ModelCount).
+- Models are counted in each run and in each day, also across restarts (client_app.run.count_model).
 - Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
   power of sqrt(2), so that steps do not reveal these numbers.
 - If images arrive in tasks, the server chooses the tasks. So every rule on the patients of a class
@@ -51,7 +51,7 @@ from client_app.authority.policy import FigureRules, PolicyError
 from client_app.datasets.pool import Indices, large_class_rows
 from client_app.release.noise import COARSEST, Noise, effects, effects_of_tasks, step_of
 from client_app.request import Inquiry, log_once
-from client_app.run import ModelCount, check_newest
+from client_app.run import check_newest, count_model
 from learning.errors import DivergedError
 from learning.evaluation import count_right, probabilities, score
 from learning.judgement import random_samples
@@ -175,8 +175,8 @@ class Disclosure(ABC):
             tasks = self.request.order.tasks_so_far  # the tasks decide the test images
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
         if place or self.rules:
-            most = self.rules.max_models if self.rules else None
-            ModelCount(self.request.run).add(model, place, most)
+            run, most = self.request.run, self.rules.max_models if self.rules else None
+            count_model(run, "tested", "figures.max-models", model, most, place)
 
     @abstractmethod
     def weight(self, images: float) -> float:
@@ -382,7 +382,7 @@ class Noised(Disclosure):
         most = self.rules.max_detailed
         buffer = fingerprint([most, *sorted(figures.items())])
         try:
-            ModelCount(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
+            count_model(self.request.run, "buffers", "figures.max-detailed", buffer, most)
         except PolicyError as error:
             log_once(f"Figures of further synthetic images do not leave. {error.explain()}")
             most = 0

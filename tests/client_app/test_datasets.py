@@ -256,6 +256,22 @@ def test_labels_are_those_of_the_federation(npz):
         assert [classes[label] for label in part.labels] == shown
 
 
+@pytest.mark.parametrize("partition", ["dirichlet", "classes"])
+def test_a_real_hospital_s_archive_is_whole_and_read_for_each_run(partition, tmp_path):
+    """A resident process stays between runs. No hospital has 10 images, or the one class of two."""
+    settings = replace(SETTINGS, dataset=f"npz:{tmp_path}/own.npz", partition=partition)
+    settings, opened = replace(settings, partition_classes=1), []
+    for value in (1, 2, 2):
+        x, y = np.full((8, 2, 2), value, np.uint8), np.arange(8) % 2
+        np.savez(tmp_path / "own.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
+        opened.append(open_data(settings, 0, 1, secret=b"secret"))
+    assert [each.train.images.unique().tolist() for each in opened] == [[1], [2], [2]]
+    # The noise of figures follows from the fingerprints: other images need other noise.
+    for sides in zip(*([each.train, each.test, each] for each in opened), strict=True):
+        first, second, third = (each.fingerprint for each in sides)
+        assert first != second == third
+
+
 def test_images_of_classes_that_the_federation_does_not_know_are_quarantined(npz):
     settings = replace(SETTINGS, dataset=npz, max_quarantined=0.25)
     data = open_data(settings, 0, 1, ("0", "1", "3"))
@@ -350,7 +366,7 @@ def test_who_comes_new_to_a_real_hospital_moves_hardly_anybody(patients):
             groups=numbers // patients if patients > 1 else None,
             contents=[contents[number] for number in numbers],
         )
-        train, test = split(pool, pool.labels, np.arange(len(numbers)), SETTINGS, 0, 0, secret)
+        train, test = split(pool, pool.labels, np.arange(len(numbers)), SETTINGS, 0, secret)
         assert not {*(numbers[train] // patients)} & {*(numbers[test] // patients)}
         return {*numbers[test].tolist()}
 
@@ -596,6 +612,16 @@ def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
     with pytest.raises(DataError, match="Hospital 60 of 60 has too few images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
+
+
+@pytest.mark.parametrize("drawn", [{}, {"test_balanced": True}, {"test_per_class": "1"}])
+def test_a_hospital_without_an_image_is_named(drawn, tmp_path):
+    """Hospitals 2 and 4 hold class 1, which has one image."""
+    x, y = np.zeros((5, 2, 2), np.uint8), np.array([0, 0, 0, 0, 1])
+    np.savez(tmp_path / "few.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
+    settings = {"dataset": f"npz:{tmp_path}/few.npz", "partition": "classes", **drawn}
+    with pytest.raises(DataError, match="Hospital 4 of 4 has too few images"):
+        open_data(replace(SETTINGS, partition_classes=1, **settings), 3, 4)
 
 
 def test_a_hospital_with_too_few_images_to_validate_on_is_named(npz):

@@ -110,6 +110,7 @@ def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
         ("{other}/meier.png,a", "names an image outside the manifest's folder"),
         ("outer,a", "names an image outside the manifest's folder"),
         ("gate/meier.png,a", "names an image outside the manifest's folder"),
+        ("foreign,a", "names a link to a file whose path is not UTF-8"),
     ],
 )
 def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
@@ -123,6 +124,8 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
     (folder / "inner").symlink_to(folder / "0.png")
     (folder / "outer").symlink_to(other / "meier.png")
     (folder / "gate").symlink_to(other)
+    (folder / os.fsdecode(b"\xfc.png")).touch()
+    (folder / "foreign").symlink_to(os.fsdecode(b"\xfc.png"))
     listing = list_manifest(str(folder))
     image = row.partition(",")[0].strip()
 

@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.datasets.columns import find_columns
-from client_app.datasets.findings import check_classes, check_columns, check_groups
+from client_app.datasets.columns import check_columns, find_columns
+from client_app.datasets.findings import check_classes, check_groups
 from client_app.datasets.listing import list_manifest
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import text
 from client_app.errors import DataError
+from strategies.protocol.classes import quote
 from strategies.protocol.may_leave import CARD
 from tests.fakes import settings
+
+NEEDED = ("image", "label")
+
+
+def columns_findings(names, rows):
+    return list(check_columns(names, rows, find_columns(names, NEEDED)))
 
 
 def said(findings, level="red"):
@@ -61,8 +68,11 @@ def test_names_that_nothing_is_said_of_may_leave(names):
     "name", ["patient_id", "Patient ID", "PatientID", "PATIENT-ID", " patient id ", "patientId"]
 )
 def test_a_column_is_read_however_its_words_are_joined(name):
-    header, columns = find_columns(["Image", "LABEL", name], [["0", "a", "x"]], ("image", "label"))
-    assert (header["group"], columns.roles["group"], columns.unread) == (2, name, [])
+    names = ["Image", "LABEL", name]
+    assert find_columns(names, NEEDED)["group"] == 2
+    (note,) = columns_findings(names, [["0", "a", "x"]])
+    assert f"{quote(name)} (as 'group')" in note.text
+    assert "Not read" not in note.text
 
 
 @pytest.mark.parametrize(
@@ -75,25 +85,19 @@ def test_a_column_is_read_however_its_words_are_joined(name):
 )
 def test_a_column_like_that_of_patients_is_not_passed_over(name):
     rows = [["0", "a", "x"], ["1", "a", "x"], ["2", "b", "y"]]
-    findings = list(
-        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
-    )
+    findings = columns_findings(["image", "label", name], rows)
     assert name in said(findings)["patients-not-read"]
     # Where each has a value of its own, or other patients are named, nothing is lost.
     alone = [[*row[:2], str(number)] for number, row in enumerate(rows)]
-    assert not said(
-        check_columns(find_columns(["image", "label", name], alone, ("image", "label"))[1])
-    )
+    assert not said(columns_findings(["image", "label", name], alone))
     names, both = ["image", "label", name, "group"], [[*row, row[2]] for row in rows]
-    assert not said(check_columns(find_columns(names, both, ("image", "label"))[1]))
+    assert not said(columns_findings(names, both))
 
 
 @pytest.mark.parametrize("name", ["age", "sex", "patient_age", "PatientSex", "note", "stage"])
 def test_other_columns_are_named_and_no_more(name):
     rows = [["0", "a", "7"], ["1", "b", "7"]]
-    findings = list(
-        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
-    )
+    findings = columns_findings(["image", "label", name], rows)
     assert [each.level for each in findings] == ["note"]
     assert f"Not read: {name!r}." in findings[0].text
 
@@ -101,8 +105,8 @@ def test_other_columns_are_named_and_no_more(name):
 def test_a_patient_in_several_groups_is_a_question():
     names = ["image", "label", "group", "patient_id"]
     rows = [["0", "a", "g", "x"], ["1", "a", "h", "x"]]
-    columns = find_columns(names, rows, ("image", "label"))[1]
-    assert "'patient_id'" in said(check_columns(columns), "amber")["patients-in-several-groups"]
+    findings = columns_findings(names, rows)
+    assert "'patient_id'" in said(findings, "amber")["patients-in-several-groups"]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_a_patient_in_several_groups_is_a_question():
 )
 def test_a_split_under_another_name_is_not_thrown_away(name, values):
     rows = [[str(number), "a", value] for number, value in enumerate(values)]
-    findings = check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    findings = columns_findings(["image", "label", name], rows)
     assert repr(name) in said(findings, "amber")["split-not-read"]
 
 
@@ -127,15 +131,13 @@ def test_a_split_under_another_name_is_not_thrown_away(name, values):
 )
 def test_other_values_are_no_split(name, values):
     rows = [[str(number), "a", value] for number, value in enumerate(values)]
-    assert not said(
-        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
-    )
+    assert not said(columns_findings(["image", "label", name], rows))
 
 
 @pytest.mark.parametrize(("name", "meant"), [("slices", "slice"), ("spilt", "split")])
 def test_a_column_that_is_nearly_one_is_a_question(name, meant):
-    columns = find_columns(["image", "label", name], [["0", "a", "7"]], ("image",))[1]
-    assert f"is it '{meant}'" in said(check_columns(columns), "amber")["columns-not-read"]
+    findings = columns_findings(["image", "label", name], [["0", "a", "7"]])
+    assert f"is it '{meant}'" in said(findings, "amber")["columns-not-read"]
 
 
 @pytest.mark.parametrize(

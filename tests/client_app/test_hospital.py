@@ -116,6 +116,8 @@ def test_batch_sizes_are_dealt_out_to_simulated_hospitals():
     config = run_config(train__batch_sizes="32, 8")
     hospitals = [open_hospital(context(k, 3, config)) for k in range(3)]
     assert [each.settings.train.batch_size for each in hospitals] == [32, 8, 32]
+    # They share one copy of the data set all the same.
+    assert len({each.data.train.pixels.data_ptr() for each in hospitals}) == 1
     with pytest.raises(SettingsError, match=r"'train.batch-sizes' is '32,1'"):
         open_hospital(context(0, 2, run_config(train__batch_sizes="32,1")))
 

@@ -4,6 +4,8 @@ import html
 import json
 import os
 import sys
+from dataclasses import replace
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import PIL.Image
@@ -16,8 +18,10 @@ from client_app.datasets import library, open_data
 from client_app.datasets.image import UnusableImage
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import MAX_UNUSABLE, page, text
+from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, SYSTEM
 from client_app.store import Store
+from learning import evaluation
 from tests.fakes import settings
 
 
@@ -59,6 +63,15 @@ def test_images_that_nothing_is_wrong_with(folder, tmp_path):
     assert {name: sum(parts.values()) for name, parts in card.classes.items()} == {"a": 20, "b": 20}
     assert all(parts["test"] == 4 for parts in card.classes.values())
     assert card.bytes_on_disk == 40 * 16 * 16
+
+
+def test_large_images_are_looked_at_a_few_at_a_time(folder, tmp_path, monkeypatch):
+    card = card_of(folder, tmp_path)[0]
+    monkeypatch.setattr(evaluation, "BATCH_VALUES", 5 * 16 * 16)
+    applied = Mock(side_effect=Form.apply)
+    monkeypatch.setattr(Form, "apply", lambda *args: applied(*args))
+    assert card_of(folder, tmp_path)[0] == replace(card, bytes_free=ANY)
+    assert [len(images) for (_, images), _ in applied.call_args_list] == [5] * 8
 
 
 def test_patients_are_counted_where_they_are_named(folder, tmp_path):

@@ -169,6 +169,14 @@ def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
         warm_process.serve(listener, app)
 
 
+def test_it_makes_a_private_store(tmp_path, monkeypatch):
+    store = tmp_path / "new" / "store"
+    monkeypatch.setattr(resident, "call", lambda *_: True)  # it has answered
+    assert module.call_resident({"store-dir": str(store)})
+    for folder in (store.parent, store, store / "resident"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_another_hospital_has_another_one(tmp_path):
     names = set()
     for site in ({}, {"site": "graz"}, {"site": "wien"}):

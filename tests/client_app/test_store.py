@@ -11,7 +11,7 @@ from client_app import store as stores
 from client_app.authority.policy import Policy
 from client_app.authority.privacy_account import Spent, spend
 from client_app.release.embeddings.sample import _check
-from client_app.run import ModelCount, count_visit, run_folder
+from client_app.run import count_model, count_visit, run_folder
 from client_app.store import Store, hold_lock
 
 RULES = replace(Policy.read().embeddings, kinds=["sampled"])
@@ -74,7 +74,7 @@ def test_a_long_wait_for_another_process_is_logged(tmp_path, monkeypatch, caplog
     "count",
     [
         lambda store: count_visit(run_folder(store, "1"), 1),
-        lambda store: ModelCount(run_folder(store, "1")).add("model", "", 1),
+        lambda store: count_model(run_folder(store, "1"), "tested", "a rule", "model", 1),
         lambda store: _check(RULES, "sampled", LEAKS, store, "sample"),
         lambda store: spend(store.folder, Spent("x", 9.0), 1e-6, None),
     ],

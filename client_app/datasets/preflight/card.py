@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
+from learning.evaluation import batch_size
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import amount
 
@@ -190,15 +192,13 @@ def _split_sides(
     pool: Pool, settings: Settings, taking_part: Sequence[str], secret: bytes
 ) -> tuple[Indices, dict[str, Indices], list[Finding]]:
     """The images that are split, those to train and to test on, and what hinders the split."""
-    labels, own, per_class = known_images(
-        pool, np.arange(len(pool.labels)), settings, 0, settings.class_names, taking_part
-    )
-    train = test = none = own[:0]
+    every = np.arange(len(pool.labels))
+    labels, own = known_images(pool, every, settings.class_names, taking_part)
     try:
-        if len(own):
-            train, test = split(pool, labels, own, settings, 0, per_class, secret)
+        train, test = split(pool, labels, own, settings, 0, secret)
     except (DataError, SettingsError) as error:
         finding = Finding("no-split", str(error), "Change the setting, or the images.")
+        none = own[:0]
         return none, {"train": none, "test": none}, [finding]
     sides = {"train": train, "test": test}
     if not are_too_few(train, test):
@@ -249,8 +249,8 @@ def _describe(
         copies=copies,
         near_copies=[[where[a], where[b]] for a, b in near],
         contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
-        constant=_names(where, ~varied),
-        inverted=_names(where, _find_inverted(sketches)),
+        constant=[*compress(where, (~varied).tolist())],
+        inverted=[*compress(where, _find_inverted(sketches).tolist())],
         bytes_on_disk=found.images.pixels.nbytes,
         bytes_free=shutil.disk_usage(store).free,
     )
@@ -325,10 +325,6 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
     return text, "If some are images, rename them.", "note"
 
 
-def _names(where: list[str], mask: Tensor) -> list[str]:
-    return [where[index] for index in mask.nonzero().flatten().tolist()]
-
-
 def _counts(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(names).most_common())
 
@@ -345,7 +341,7 @@ def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
     pixels = torch.from_numpy(found.images.pixels)
     rows = torch.from_numpy(found.images.rows[found.usable])
     parts, varied = [], []
-    for block in rows.split(BLOCK):
+    for block in rows.split(batch_size(pixels[0].numel())):
         images = pixels[block]
         flat = images.flatten(1)
         varied.append(flat.amin(dim=1) < flat.amax(dim=1))
