@@ -132,7 +132,8 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             raise
         raise DeployError(
             f"The key in {public_key} is already registered: each hospital needs a key of its own "
-            "(`fedhandoff hospital key`)."
+            "(`fedhandoff hospital key`). If an earlier command was interrupted, unregister the "
+            "node that `fedhandoff server status` shows without a name, and repeat."
         ) from None
     with alone(folder):
         names = {**names_of(folder), str(answer["node-id"]): hospital}

@@ -19,6 +19,7 @@ NOT_OWN = {
     "public": "a public archive, and on no image of the hospital",
     "none": "synthetic images alone, and on no image of the hospital's own",
 }
+UNIT_FEATURES = "The last layer gets the features of an image divided by their Euclidean length."
 # Figures of a class: titles of columns, and names of the figures.
 OF_CLASS = {"found": "recall", "sensitivity": "sensitivity", "specificity": "specificity"}
 
@@ -45,6 +46,7 @@ def model_card(manifest: ModelManifest) -> str:
         f"width), brought to this form with {form}. The interpolation is "
         f"{_plain(manifest.resized)}; another one changes some answers. Bytes are scaled "
         f"inside the model (pixels = {_plain(shape.pixels)}).",
+        *([UNIT_FEATURES] if shape.has_unit_features else []),
         *([frozen] if shape.frozen else []),
         "## Who trained it",
         *_training_lines(manifest),

@@ -265,6 +265,7 @@ def test_a_network_starts_from_an_exported_one_that_was_frozen(facts, tmp_path):
     exported = architecture(**facts)
     trained = exported.build().eval()
     save_model(tmp_path / "m.safetensors", trained, manifest_of(exported))
+    assert "divided by their Euclidean length" in model_card(manifest_of(exported))
     ours = architecture(unit_features=have_unit_features(str(tmp_path / "m.safetensors")))
     network = ours.build().eval()
     load_pretrained(network, ours, str(tmp_path / "m.safetensors"), CLASSES)
