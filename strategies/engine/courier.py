@@ -282,14 +282,15 @@ class Exchange(Generic[AboutT]):
     @property
     def _has_room(self) -> bool:
         """Whether one more message may be sent now; in a deployment always."""
-        sent = self._outstanding.values()
-        few = len(sent) < AT_ONCE or sum(each.bytes_sent for each in sent) < AT_ONCE_BYTES
-        return few or not self.courier.simulates
+        if not self.courier.simulates or len(self._outstanding) < AT_ONCE:
+            return True
+        return sum(each.bytes_sent for each in self._outstanding.values()) < AT_ONCE_BYTES
 
     def _send_waiting(self) -> None:
         """Send as many messages as there is room for."""
+        busy = {each.letter.node for each in self._outstanding.values()}
         for node in [*self._queues] if self._has_room else ():
-            if node not in self.courier.at_work and self._has_room:
+            if node not in busy and self._has_room:
                 self._send(node)
 
     def _send(self, node: int) -> None:
