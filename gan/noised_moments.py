@@ -136,9 +136,13 @@ def release(
 ) -> Moments:
     """Sum the contributions of images, and add noise: a Gaussian mechanism of sensitivity 1.
 
-    Images are uint8 [N, C, H, W], labels int64 [N], and patients [N]; with None, images are the
-    unit. K must not depend on the images. `noise` is a standard deviation, from which ε follows for
-    a δ; `normal` is its source.
+    Args:
+        images: uint8 [N, C, H, W].
+        labels: int64 [N].
+        classes: K, which must not depend on the images.
+        noise: Standard deviation, from which ε follows for a δ.
+        normal: Source of the noise.
+        patients: [N]; None = images are the unit.
     """
     basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape

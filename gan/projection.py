@@ -81,10 +81,15 @@ def project(
 ) -> Projection:
     """Find the w and the noise maps of the most similar image, for each of N images.
 
-    Images are [N, C, R, R] in [-1, 1], on the generator's device. `features` maps images to [N, F];
-    the distance is the squared norm of the difference. All noise follows from the seed; torch's
-    global generators do not change. The deadline is on the clock of `time.monotonic`. Each `batch`
-    has `steps` of Adam; its size changes the speed and the memory, not the result.
+    Args:
+        generator: On the images' device.
+        images: [N, C, R, R] in [-1, 1].
+        start: The start of all projections.
+        features: Maps images to [N, F]; the distance is the squared norm of the difference.
+        seed: Seed of all noise; torch's global generators do not change.
+        deadline: Time limit, on the clock of `time.monotonic`.
+        steps: Steps of Adam, per batch.
+        batch: Images optimised at once; changes the speed and the memory, not the result.
 
     Raises:
         TimeoutError: The deadline has passed.

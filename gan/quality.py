@@ -157,9 +157,14 @@ def frechet(
 ) -> Frechet:
     """The FID if it is wanted and available; otherwise the distance by another network.
 
-    Real images are uint8 [N, C, H, W], with labels int64 [N]. With `pretrained` the FID is wanted;
-    `inception_weights` is the file of its network, or "" for torch's cache or a download. The seed
-    is that of the other network, `otherwise`.
+    Args:
+        real: The hospital's images, uint8 [N, C, H, W].
+        labels: int64 [N].
+        classes: Number of classes.
+        pretrained: Whether the FID is wanted.
+        otherwise: The other network.
+        inception_weights: The file with the FID's network; "" = torch's cache or a download.
+        seed: Seed of the other network.
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.

@@ -54,10 +54,15 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
 def save_grid(
     path: Path, images: Tensor, columns: int, height: int = 32, border: int = 2, grey: float = 0.0
 ) -> None:
-    """Write images uint8 [n, C, H, W] as one PNG file, in rows of `columns` images.
+    """Write images as one PNG file.
 
-    Small images are enlarged by a whole factor, to `height` pixels at most. `border` pixels
-    surround each image; their `grey` is from 0 for black to 1 for white.
+    Args:
+        path: The file.
+        images: uint8 [n, C, H, W]; small ones are enlarged by a whole factor.
+        columns: Images in a row.
+        height: Most pixels to which images are enlarged.
+        border: Pixels around each image.
+        grey: Brightness of the border, from 0 for black to 1 for white.
     """
     factor = max(1, height // images.shape[2])
     large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)

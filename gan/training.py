@@ -49,14 +49,18 @@ def train_gan(
 ) -> Trained:
     """Train a generative model, or continue or return the training in the folder.
 
-    The examples are on the device of the computation. `frechet` gives the distance of uint8 images,
-    in parts [n, C, R, R], from the real ones, and `judged_by` is its name. With a name, phase 1 is
-    copied from a folder beside this one that has the same training with another privacy term.
-
-    The folder gets checkpoints, `progress.jsonl` and a picture at every check. `report` is called
-    before every step with the standing of the training and with the most steps of its phase. All
-    randomness follows from the seed; torch's global generators do not change. The deadline is on
-    the clock of `time.monotonic`.
+    Args:
+        examples: Training data, on the device of the computation.
+        preset: Sizes and schedules.
+        privacy: The privacy term of phase 2.
+        frechet: Distance of uint8 images, in parts [n, C, R, R], from the real ones.
+        folder: For checkpoints, `progress.jsonl` and a picture at every check.
+        seed: Seed of all randomness; torch's global generators do not change.
+        deadline: Time limit, on the clock of `time.monotonic`.
+        report: Called before every step with the standing of the training and with the most steps
+            of its phase.
+        judged_by: Name of `frechet`. If it is given, phase 1 is copied from a folder beside this
+            one that has the same training with another privacy term.
 
     Raises:
         TimeoutError: The deadline has passed; a later call continues from here.

@@ -31,11 +31,14 @@ def rehearse(
 ) -> tuple[ArrayRecord, float]:
     """Train a model's classifier on embeddings, equally many of each task.
 
-    The architecture is JSON. `tasks` are the hospitals' embeddings of each task
-    (strategies/protocol/embeddings.py). The settings of the run have `train.*` of the round;
-    `train.class-balance` and `train.augment` have no effect, because they are for images. `steps`
-    is S_max; each step has `train.batch-size` embeddings, drawn with replacement. `rng` decides on
-    the draws, and on the noise of embeddings with means and variances.
+    Args:
+        network: The model.
+        architecture: Architecture of the model, as JSON.
+        tasks: The hospitals' embeddings of each task (strategies/protocol/embeddings.py).
+        settings: Settings of the run, with `train.*` of the round. `train.class-balance` and
+            `train.augment` have no effect: they are for images.
+        steps: S_max; each step has `train.batch-size` embeddings, drawn with replacement.
+        rng: Decides on the draws, and on the noise of embeddings with means and variances.
 
     Returns:
         The model, and the mean loss.

@@ -53,11 +53,15 @@ def load_pretrained(
     the encoder, as in SER's paper. The classifier is not loaded. A warning is logged if the images
     have another scale or size than those that the weights were trained on.
 
-    The source is "imagenet", for the weights that the network's library publishes (of torchvision
-    IMAGENET1K_V1, or its default weights for a model without these); they are read from the
-    library's cache, or downloaded into it. Or it is "package:efficientnet-lite0", for the weights
-    in an installed package. Otherwise it is the absolute path of a file: of an exported model, or
-    with the state dict of a network of torchvision or timm. `classes` are those of the network.
+    Args:
+        network: As `architecture` has built it.
+        architecture: The network's.
+        source: "imagenet", for the weights that the network's library publishes (of torchvision
+            IMAGENET1K_V1, or its default weights for a model without these); they are read from the
+            library's cache, or downloaded into it. "package:efficientnet-lite0", for the weights in
+            an installed package. Otherwise the absolute path of a file: of an exported model, or
+            with the state dict of a network of torchvision or timm.
+        classes: The names of the network's classes.
 
     Raises:
         ModelError: The weights are missing, damaged, or of another network; or the network is

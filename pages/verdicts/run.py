@@ -202,8 +202,11 @@ def add_baseline(
     hospitals with figures in both runs. The tests of the two runs count as independent, which makes
     the interval too wide rather than too narrow.
 
-    `tests` has assessments of models by their place in words, and `epochs` those of training by
-    hospital; both have two parts, of the run and of the baseline, whose method is `strategy`.
+    Args:
+        worth: `Summary.worth` of the run.
+        strategy: The strategy of the baseline.
+        tests: Place in words -> assessments of models there, of the run and of the baseline.
+        epochs: Hospital -> its epochs of training, in the run and in the baseline.
     """
     found = []
     for where, of_runs in tests.items():

@@ -50,11 +50,16 @@ def render(
     pictures: Mapping[str, Sequence[Strip]] | None = None,
     live: int = 0,
 ) -> str:
-    """Make the page of a run, from its figures, its events in order, and its settings as a file.
+    """Make the page.
 
-    `name` has the run's start and strategy, `pictures` synthetic images by hospital: none if the
-    run is sealed or under way. `live` are the seconds until a browser loads the page again: 0 if
-    the run has ended; before, events may lack tests (server_app/live.py).
+    Args:
+        name: The run's name: its start and its strategy.
+        summary: The run's figures.
+        events: The run's events, in order.
+        toml: The run's settings, as a file.
+        pictures: Synthetic images by hospital; none if the run is sealed or under way.
+        live: Of a run under way, the seconds until a browser loads its page again
+            (server_app/live.py); its events may lack tests. 0 if the run has ended.
     """
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))
