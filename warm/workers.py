@@ -14,6 +14,7 @@ from warm.process import Stem
 from warm.wire import Outbox, Wire
 
 RunConfig = Mapping[str, Any]
+PRINTING = 5.0  # seconds; a process that outlives its end may hold its output open
 
 
 @dataclass
@@ -44,11 +45,13 @@ class Workers:
         self.processes, self.variables, self.log = processes, dict(variables or {}), log
         self.workers: list[Worker] = []
         self._outbox = Outbox()
+        self._printer: threading.Thread | None = None
 
     def __enter__(self) -> "Workers":
         self._stem = Stem(self.variables, self.log or subprocess.PIPE)
         if lines := self._stem.process.stdout:
-            threading.Thread(target=_print, args=(lines,), daemon=True).start()
+            self._printer = threading.Thread(target=_print, args=(lines,), daemon=True)
+            self._printer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,6 +60,8 @@ class Workers:
                 self._end(worker)
         self._stem.close()
         self._outbox.clear()
+        if self._printer:
+            self._printer.join(PRINTING)
 
     def idle(self, node: int) -> Worker | None:
         """An idle process, preferably with the data of a node; None if all processes work.

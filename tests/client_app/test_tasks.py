@@ -502,15 +502,18 @@ def test_a_task_of_few_patients_is_not_trained_on(tmp_path):
 
     Nor does it depend on how many there are, unless a class has enough of them: 9 and 9 or none.
     """
-    assert not Asked(tmp_path, [20, 20, 40, 1]).train(task=2).has_error()
+
+    def asked(*sizes, policy=""):
+        (folder := tmp_path / f"{sizes} {policy[:1]}").mkdir()
+        return Asked(folder, sizes, policy)
+
+    assert not asked(20, 20, 40, 1).train(task=2).has_error()
     for few in ([39, 9], [9, 9], [1, 1]):
-        answer = Asked(tmp_path, [20, 20, *few]).train(task=2)
-        assert answer.error.code == Failure.POLICY
+        assert asked(20, 20, *few).train(task=2).error.code == Failure.POLICY
     for few in ([9, 9], [1, 1]):
-        answer = Asked(tmp_path, [*few, 20, 20]).test(task=1)
-        assert answer.error.code == Failure.DATA
+        assert asked(*few, 20, 20).test(task=1).error.code == Failure.DATA
     policy = "figures.smallest-group = 9\nimages.min-train-patients = 18"
-    assert not Asked(tmp_path, [20, 20, 9, 9], policy).train(task=2).has_error()
+    assert not asked(20, 20, 9, 9, policy=policy).train(task=2).has_error()
 
 
 def test_tasks_cannot_leave_out_a_class_that_takes_part(tmp_path):

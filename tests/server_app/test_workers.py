@@ -93,6 +93,7 @@ def test_processes_that_cannot_start_say_where_the_reason_is(capfd):
         pytest.raises(ConnectionError, match="see its log"),
     ):
         live(Courier(WorkersGrid(running, 1, complete({}))))
+    assert "PYTHONHASHSEED" in capfd.readouterr().out  # all of it is printed before the end
 
 
 def test_what_a_process_prints_is_printed_by_the_one_that_started_it(capsys):
