@@ -61,7 +61,7 @@ class Watch:
 
     def close(self) -> None:
         """Pass on the rest of the output of a SuperNode that has ended."""
-        self._reader.join(timeout=1)
+        self._reader.join(timeout=5)  # a process that outlives it may hold its output open
 
     def _read(self, output: IO[bytes]) -> None:
         with output:
