@@ -54,7 +54,7 @@ class Architecture:
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
     frozen: str = ""  # SHA-256 of all weights but the last layer's, if these are frozen
     whole: str = ""  # of a head: the description, as JSON, of the network that it completes
-    unit_features: bool = False  # whether it trains and has unit features (`has_unit_features`)
+    unit_features: bool = False  # of a network that trains: see `has_unit_features`
 
     def __post_init__(self) -> None:
         sides, sizes = self.image_shape, (self.classes, *self.hidden)

@@ -64,7 +64,7 @@ def preprocessing(model: str, source: str) -> Preprocessing | None:
     if source == LITE0:
         return Preprocessing("lite", 224)
     if is_exported(source):
-        network = exported_network(source)
+        network = _exported_network(source)
         return Preprocessing(network.pixels, network.height)
     return _published_preprocessing(model)
 
@@ -75,15 +75,10 @@ def have_unit_features(source: str) -> bool:
     Raises:
         ModelError: An exported model cannot be read.
     """
-    return is_exported(source) and exported_network(source).has_unit_features
+    return is_exported(source) and _exported_network(source).has_unit_features
 
 
-def exported_network(source: str) -> Architecture:
-    """The network of the exported model that a setting `pretrained` names.
-
-    Raises:
-        ModelError: The model cannot be read.
-    """
+def _exported_network(source: str) -> Architecture:
     try:
         return read_manifest(Path(source)).network
     except ModelError as error:

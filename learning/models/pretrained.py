@@ -27,7 +27,6 @@ from learning.models.preprocessing import (
     IMAGENET,
     LITE0,
     LITE0_MODEL,
-    exported_network,
     is_exported,
     preprocessing,
 )
@@ -185,8 +184,11 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
 def _load_exported(
     network: nn.Module, architecture: Architecture, source: str, classes: Sequence[str]
 ) -> None:
-    theirs, ours = exported_network(source), architecture
-    state, manifest = read_state(Path(source))
+    try:
+        state, manifest = read_state(Path(source))
+    except ModelError as error:
+        raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
+    theirs, ours = manifest.network, architecture
     saliency = theirs.name in SER_NETWORKS
     if saliency:
         theirs, ours = (replace(each, name=backbone_of(each.name)) for each in (theirs, ours))
