@@ -154,7 +154,10 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> Opened:
         opened = open_dicom(stream)
     else:
         opened = _picture(stream, size)
-    if opened[0].width * opened[0].height > MAX_PIXELS:
+    pixels = opened[0].width * opened[0].height
+    if not pixels:
+        raise UnusableImage("has a width or height of 0: copy or export it again")
+    if pixels > MAX_PIXELS:
         raise UnusableImage(TOO_LARGE)
     return opened
 

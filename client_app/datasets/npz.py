@@ -5,7 +5,8 @@
 2. One set per hospital: `train_x_i, train_y_i, test_x_i, test_y_i` for i = 0, 1, ... The pool also
    has the hospital of each image, and hospitals always keep these test sets.
 
-Images are uint8 [N, H, W] or [N, H, W, C] with 1 or 3 channels, labels whole numbers [N] from 0.
+Images are uint8 [N, H, W] or [N, H, W, C] with 1 or 3 channels, H and W above 0; labels whole
+numbers [N] from 0.
 """
 
 from pathlib import Path
@@ -82,10 +83,10 @@ def _read(file: str) -> dict[str, NDArray[Any]]:
 def _images(file: str, key: str, array: NDArray[Any]) -> NDArray[np.uint8]:
     """Check the images of an array and return them as [N, C, H, W]."""
     grey, colour = array.ndim == 3, array.ndim == 4 and array.shape[-1] in (1, 3)
-    if array.dtype != np.uint8 or not (grey or colour):
+    if array.dtype != np.uint8 or not (grey or colour) or 0 in array.shape[1:]:
         raise DataError(
             f"The array '{key}' in '{file}' is {array.dtype} {list(array.shape)}; images must be "
-            "uint8 [N, H, W] or [N, H, W, C] with 1 or 3 channels."
+            "uint8 [N, H, W] or [N, H, W, C] with H and W above 0, and 1 or 3 channels."
         )
     return array[:, None] if grey else np.moveaxis(array, -1, 1)
 

@@ -662,6 +662,7 @@ def test_frames_without_their_number_are_refused(colours, refused):
         ({"NumberOfFrames": 2}, "^has several frames or pages"),
         ({"PixelData": None}, "^is DICOM that ends before its pixels: copy or export it again$"),
         ({"Rows": None}, "^is DICOM that ends before its pixels"),
+        ({"Rows": 0}, "^has a width or height of 0: copy or export it again$"),
         ({"Rows": 60_000, "Columns": 60_000}, f"^has more than {MAX_PIXELS} pixels$"),
         ({"HighBit": 6}, "^is DICOM with a High Bit other than Bits Stored - 1: export it again$"),
         ({"BitsStored": 6}, "^is DICOM with a High Bit other than"),

@@ -73,6 +73,7 @@ def test_channels_come_first(save):
     ("change", "message"),
     [
         ({"x_train": GREY[:3] / 255}, r"'x_train' .* is float64 \[3, 2, 3\]; .* uint8"),
+        ({"x_train": GREY[:3, :0]}, r"is uint8 \[3, 0, 3\]; .* H and W above 0"),
         ({"x_train": GREY[:3, :, :, None][..., [0, 0]]}, r"is uint8 \[3, 2, 3, 2\]; .* 1 or 3"),
         ({"x_test": GREY[3]}, r"'x_test' .* is uint8 \[2, 3\]"),
         ({"x_test": GREY[3:, :1]}, "differ in size or channels"),
