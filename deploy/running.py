@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.errors import DeployError
-from strategies.protocol.files import check_kind, open_at_once, read_json
+from strategies.protocol.files import check_kind, is_locked, lock_once, open_at_once, read_json
 
 FILE = "running.json"
 
@@ -36,7 +36,7 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
         ) from error
     with os.fdopen(descriptor, "w") as file:
         check_kind(file, path)
-        if not _take(file.fileno(), fcntl.LOCK_EX):
+        if not lock_once(file.fileno()):
             raise DeployError(
                 f"{what} already runs from {folder}, as process "
                 f"{read_facts(folder).get('pid', '?')}: end that process first. Each needs its own "
@@ -71,15 +71,6 @@ def is_running(folder: Path) -> bool:
     """Whether a process runs from a folder."""
     try:
         with open(folder / FILE, opener=open_at_once) as file:
-            return not _take(file.fileno(), fcntl.LOCK_SH)
+            return is_locked(file.fileno())
     except FileNotFoundError:
         return False
-
-
-def _take(file: int, kind: int) -> bool:
-    """Try to take the lock; whether it was free."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -21,7 +21,6 @@ are younger than the checkpoint, and repeats these events.
 
 import csv
 import errno
-import fcntl
 import os
 import uuid
 from collections.abc import Sequence
@@ -59,7 +58,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
-from strategies.protocol.files import FileError, expand, replacing, write_whole
+from strategies.protocol.files import FileError, expand, lock_once, replacing, write_whole
 from strategies.protocol.parcel import save
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
@@ -172,10 +171,9 @@ class Results:
         """
         directory = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(directory)
-            raise CheckpointError("its server still runs: wait until it has ended") from error
+            if not lock_once(directory):
+                os.close(directory)
+                raise CheckpointError("its server still runs: wait until it has ended")
         except OSError:
             os.close(directory)  # a file system without locks
 

@@ -3,7 +3,6 @@
 runs, left_out = find([Path("~/fedhandoff/runs")])
 """
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from server_app.measures import mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG
-from strategies.protocol.files import FileError, expand, read_text
+from strategies.protocol.files import FileError, expand, is_locked, read_text
 from strategies.protocol.run_config import read_config
 
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
@@ -161,11 +160,8 @@ def is_under_way(path: Path) -> bool:
     """Whether a server works in the directory (`Results` locks it)."""
     directory = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return is_locked(directory)
     except OSError:  # a file system without locks
         return False
     finally:
         os.close(directory)
-    return False

@@ -3,11 +3,13 @@
 import codecs
 import csv
 import errno
+import fcntl
 import io
 import os
 import re
 import secrets
 import stat
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -126,6 +128,28 @@ def open_checked(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
 def open_at_once(path: str, flags: int) -> int:
     """Open a file for `open`, without a wait at a pipe; a new file is for this user alone."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode=0o600)
+
+
+def lock_once(file: int) -> bool:
+    """Lock an open file until it is closed; False if another process has it locked.
+
+    A process that only looks has the lock for a moment (`is_locked`), so this tries for a second.
+    """
+    for _ in range(20):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_locked(file: int) -> bool:
+    """Whether a process has locked an open file, which must then be closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def check_kind(file: IO[Any], path: Path) -> None:

@@ -3,10 +3,18 @@
 import os
 import resource
 import signal
+import threading
 
 import pytest
 
-from strategies.protocol.files import read_text, replacing, write_new, write_whole
+from strategies.protocol.files import (
+    is_locked,
+    lock_once,
+    read_text,
+    replacing,
+    write_new,
+    write_whole,
+)
 
 
 def test_an_error_names_the_file_and_not_its_draft(tmp_path):
@@ -68,3 +76,16 @@ def test_a_full_disk_is_named_with_the_file_and_leaves_no_part(write, tmp_path):
         signal.signal(signal.SIGXFSZ, before)
     assert error.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_only_looks_at_a_lock_stands_in_nobodys_way(tmp_path):
+    looker, starter, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(3))
+    try:
+        assert not is_locked(looker)
+        threading.Timer(0.2, os.close, [looker]).start()
+        assert lock_once(starter)
+        assert is_locked(other)
+        assert not lock_once(other)
+    finally:
+        os.close(starter)
+        os.close(other)
