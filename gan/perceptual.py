@@ -136,8 +136,9 @@ def weights_file(url: str) -> Path | None:
             torch.hub.download_url_to_file(url, str(path), digest, progress=False)
         except (OSError, RuntimeError) as error:
             logging.getLogger(__name__).warning(
-                f"No {path}: it is not in torch's cache, and {url} cannot be fetched ({error}). "
-                "Another network is used instead, and the distance has another name."
+                f"There is no {path} in torch's cache, and {url} cannot be fetched ({error}). "
+                "Another network is used instead, and the distance has another name. For the right "
+                "one, put that file there before the run."
             )
             return None
     return path

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from urllib.request import Request, urlopen
 
 import torch
 from safetensors.torch import load_file
@@ -37,6 +38,7 @@ from learning.models.torchvision_model import published_weights
 from learning.packing import part
 from strategies.protocol.extras import install_command
 
+NETWORK_TIMEOUT = 5.0  # seconds to wait for a server of weights
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our networks do not have
 
 
@@ -171,6 +173,8 @@ def _timm_weights(name: str) -> dict[str, Tensor]:
     import timm
 
     try:
+        if not config.hf_hub_id:
+            _check_server(config.url)
         trained: nn.Module = timm.create_model(name.removeprefix(TIMM), pretrained=True)
     except Exception as error:  # network, cache, file: it fails in many ways
         raise ModelError(
@@ -238,17 +242,28 @@ def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
 def _imagenet(name: str) -> Any:
     """The state dict of torchvision's network of this name."""
     url = published_weights(name).url
-    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     try:
+        _check_server(url)
         return torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
     except Exception as error:  # network, cache, file: it fails in many ways
         raise ModelError(
-            f"The ImageNet weights of {name} can neither be read from '{path}' nor downloaded from "
-            f"{url} ({type(error).__name__}): put that file there, in place of a damaged one, or "
-            "set 'pretrained' to its absolute path elsewhere."
+            f"The ImageNet weights of {name} can neither be read from '{_cached(url)}' nor "
+            f"downloaded from {url} ({type(error).__name__}): put that file there, in place of a "
+            "damaged one, or set 'pretrained' to its absolute path elsewhere."
         ) from error
+
+
+def _cached(url: str) -> Path:
+    """The place of an address's file in torch's cache."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+
+
+def _check_server(url: str) -> None:
+    """Ask for a file that torch's cache lacks: torch would wait for a silent server for ever."""
+    if not _cached(url).exists():
+        urlopen(Request(url, method="HEAD"), timeout=NETWORK_TIMEOUT).close()
 
 
 def weights_in(path: str, setting: str) -> dict[str, Tensor]:

@@ -1,6 +1,9 @@
 import json
 import re
+import socket
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import Mock
 from urllib.error import URLError
 
 import numpy as np
@@ -391,6 +394,7 @@ def test_imagenet_weights_are_downloaded_once_and_checked(cached, resnet18, monk
         downloads.append((url, digest))
         cached.write_bytes(resnet18.read_bytes())
 
+    monkeypatch.setattr("learning.models.pretrained.urlopen", Mock())
     monkeypatch.setattr("torch.hub.download_url_to_file", download)
     for _ in range(2):
         network = colour("resnet18").blank()
@@ -401,10 +405,10 @@ def test_imagenet_weights_are_downloaded_once_and_checked(cached, resnet18, monk
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damaged, monkeypatch):
-    def download(*_, **__):
+    def no_network(*_, timeout):
         raise URLError("no network")
 
-    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    monkeypatch.setattr("learning.models.pretrained.urlopen", no_network)
     if damaged:
         cached.parent.mkdir(parents=True)
         cached.write_text("hello")
@@ -412,6 +416,19 @@ def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damag
     reason = r"\(\w+\)" if damaged else r"\(URLError\)"
     with pytest.raises(ModelError, match=f"{where}.* {reason}: put that file there, .* or set"):
         load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm:gcvit_xtiny"])
+def test_a_silent_server_of_weights_is_not_waited_for(name, cached, monkeypatch):
+    monkeypatch.setattr("learning.models.pretrained.NETWORK_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/weights.pth"
+        published = SimpleNamespace(url=url, has_weights=True, hf_hub_id=None)
+        for place in ("published_weights", "timm_config"):
+            monkeypatch.setattr(f"learning.models.pretrained.{place}", lambda _: published)
+        with pytest.raises(ModelError, match=r"weights\.pth.* set 'pretrained' to") as error:
+            load_pretrained(nn.Identity(), colour(name), "imagenet")
+    assert isinstance(error.value.__cause__, TimeoutError)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), AssertionError()])
