@@ -87,8 +87,9 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
             return results.finish(state)
         finally:
             mark_ended(results.path)  # the page of a baseline that failed
-    except (RunError, SettingsError, SimulationBroken, OSError) as error:
-        log(WARNING, "There is no run by %s to compare with: %s", settings.baseline, error)
+    except (RunError, SettingsError, SimulationBroken, OSError, KeyboardInterrupt) as error:
+        reason = str(error) or "It was ended by Ctrl-C."
+        log(WARNING, "There is no run by %s to compare with: %s", settings.baseline, reason)
         return None
 
 

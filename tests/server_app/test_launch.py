@@ -115,7 +115,9 @@ def test_a_run_that_fails_says_how_to_resume_it(
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
-@pytest.mark.parametrize("error", [SimulationBroken("Memory ran out."), OSError(28, "No space")])
+@pytest.mark.parametrize(
+    "error", [SimulationBroken("Memory ran out."), OSError(28, "No space"), KeyboardInterrupt()]
+)
 def test_a_baseline_that_fails_leaves_its_run_as_it_is(error, monkeypatch, tmp_path):
     def fail(_):
         raise error
