@@ -26,11 +26,17 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
-from deploy.running import alone
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
-from strategies.protocol.files import parse_toml, read_json, read_text, reason_of, write_whole
+from strategies.protocol.files import (
+    alone,
+    parse_toml,
+    read_json,
+    read_text,
+    reason_of,
+    write_whole,
+)
 from strategies.protocol.names import check_name
 
 INVITATIONS = "invitations.json"  # in the server's folder: open invitations, by hospital

@@ -3,7 +3,6 @@
 The lock ends with the process, also after a crash. The file stays, with facts for `status`.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -46,17 +45,6 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
         file.write(json.dumps({**facts, "pid": str(os.getpid())}))
         file.flush()
         yield
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the files of a folder in the block."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def read_facts(folder: Path) -> dict[str, str]:

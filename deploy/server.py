@@ -17,11 +17,11 @@ import tomli_w
 
 from deploy.credentials import end_of
 from deploy.errors import DeployError
-from deploy.running import alone, is_running, lock
+from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import command_address, listen_options, split_address
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import parse_toml, read_bytes, read_json, write_whole
+from strategies.protocol.files import alone, parse_toml, read_bytes, read_json, write_whole
 from strategies.protocol.names import check_name, join_names
 
 APP = Path(__file__).parents[1]

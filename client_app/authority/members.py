@@ -21,7 +21,14 @@ import numpy as np
 from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import expand, parse_toml, read_by_hand, reason_of, write_whole
+from strategies.protocol.files import (
+    alone,
+    expand,
+    parse_toml,
+    read_by_hand,
+    reason_of,
+    write_whole,
+)
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
@@ -52,14 +59,18 @@ def add_member(path: Path, name: str, key: str) -> None:
     Raises:
         SettingsError: The file, the name or the key cannot be used, or the name has another key.
     """
-    before = _text(path) if os.path.lexists(path) else ""
-    members, member = _parse(before, path), _member(name, key)
-    if members.get(name) == member:
-        return
-    if name in members:
-        raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
-    line_break = "\n" if before and not before.endswith("\n") else ""
-    _write(path, before + line_break + member_line(name, member), members | {name: member})
+    member = _member(name, key)
+    with alone(own_folder(path.parent)):
+        before = _text(path) if os.path.lexists(path) else ""
+        members = _parse(before, path)
+        if members.get(name) == member:
+            return
+        if name in members:
+            raise SettingsError(
+                f"'{name}' is a member: remove it before you add it with another key."
+            )
+        line_break = "\n" if before and not before.endswith("\n") else ""
+        _write(path, before + line_break + member_line(name, member), members | {name: member})
 
 
 def remove_member(path: Path, name: str) -> None:
@@ -68,12 +79,13 @@ def remove_member(path: Path, name: str) -> None:
     Raises:
         SettingsError: The file cannot be used, or does not name the hospital.
     """
-    before = _text(path)
-    members = _parse(before, path)
-    if members.pop(name, None) is None:
-        raise SettingsError(f"'{name}' is no member.")
-    lines = before.splitlines(keepends=True)
-    _write(path, "".join(line for line in lines if not _names(line, name)), members)
+    with alone(path.parent):
+        before = _text(path)
+        members = _parse(before, path)
+        if members.pop(name, None) is None:
+            raise SettingsError(f"'{name}' is no member.")
+        lines = before.splitlines(keepends=True)
+        _write(path, "".join(line for line in lines if not _names(line, name)), members)
 
 
 def members_of(

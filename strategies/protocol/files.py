@@ -152,6 +152,17 @@ def is_locked(file: int) -> bool:
     return False
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the files of a folder in the block."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def check_kind(file: IO[Any], path: Path) -> None:
     """Raise an `OSError` if an open file is a pipe or a device."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -1,11 +1,14 @@
 """Whom a hospital trusts: its file of members, and what may change it."""
 
 import re
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from cli import main
+from client_app.authority import members as module
 from client_app.authority.identity import Identity
 from client_app.authority.members import (
     FIRST_USE,
@@ -18,6 +21,7 @@ from client_app.authority.members import (
 )
 from client_app.authority.node_config import OwnError
 from client_app.store import Store
+from strategies.protocol.files import write_whole
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -152,6 +156,22 @@ def test_a_file_that_is_not_one_line_each_is_left_to_people(tmp_path, keys):
     assert trusted(path) == {"graz": keys["graz"]}
     add_member(path, "wien", keys["wien"])
     assert trusted(path) == {name: keys[name] for name in ("graz", "wien")}
+
+
+def test_two_members_that_are_added_at_once_are_both_kept(tmp_path, keys, monkeypatch):
+    began: list[threading.Thread] = []
+
+    def slow(path, content, **options):
+        if not began:
+            began.append(threading.Thread(target=add_member, args=(path, "wien", keys["wien"])))
+            began[0].start()
+            time.sleep(0.3)
+        write_whole(path, content, **options)
+
+    monkeypatch.setattr(module, "write_whole", slow)
+    add_member(path := tmp_path / "members", "linz", keys["linz"])
+    began[0].join()
+    assert trusted(path) == {name: keys[name] for name in ("linz", "wien")}
 
 
 def test_first_use_is_one_event(tmp_path, identities, keys):
