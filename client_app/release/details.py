@@ -268,7 +268,7 @@ class Details:
                 log_once(f"Details of further models do not leave. {error.explain()}")
                 return None
         points = self._operating_point(outputs)
-        scores = outputs.test.cpu()[disclosure.chosen].nan_to_num().double().numpy()
+        scores = disclosure.choose(outputs.test).double().cpu().numpy()
         outcome = Outcome(scores, self._labels, self._patients, points)
         hospital = disclosure.request.hospital
         drawn = rng_for(hospital.settings.seed, "bootstrap", hospital=hospital.name)

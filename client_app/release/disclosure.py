@@ -17,6 +17,7 @@ simulation has one owner, and its figures are exact):
   leave.
 - The noise follows from the question (`Disclosure.question`) and a secret of the hospital. The same
   question always has the same answer.
+- An image whose probabilities are not finite is answered wrongly. A failure would reveal it.
 - Models are counted in each run and in each day, also across restarts (client_app.run.count_model).
 - Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
   power of sqrt(2), so that steps do not reveal these numbers.
@@ -45,6 +46,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import FigureRules, PolicyError
@@ -215,6 +217,15 @@ class Disclosure(ABC):
         A figure that was not measured, or is not finite, stays here.
         """
 
+    def choose(self, scores: Tensor) -> Tensor:
+        """The scores [n, K] of the test images in figures, of scores [N, K] of all test images.
+
+        An image whose scores are not finite is answered wrongly: its own class has the lowest one.
+        """
+        scores = scores[self.chosen]
+        wrong = -one_hot(self.labels, scores.shape[1]).to(scores)
+        return torch.where(scores.isfinite().all(dim=1, keepdim=True), scores, wrong)
+
     def _score(self, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Scores [n, K] of the answers that are possible now, and their exact figures."""
         scores = self._mask_future_classes(scores)
@@ -321,7 +332,7 @@ class Noised(Disclosure):
         """See the base."""
         if not len(self.labels):
             return {}
-        scores, exact = self._score(scores[self.chosen].nan_to_num())
+        scores, exact = self._score(self.choose(scores))
         figures = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:

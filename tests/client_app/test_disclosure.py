@@ -66,6 +66,14 @@ def test_figures_are_about_classes_of_enough_patients(tmp_path):
     assert figures.test_figures("m", saying(wrong), per_class=True) == told
 
 
+def test_an_image_without_finite_scores_is_answered_wrongly(tmp_path):
+    labels = [0] * 400 + [1] * 400
+    told = of(tmp_path, labels).test_figures("m", torch.full((800, 3), math.nan), per_class=True)
+    shares = [told[name] for name in ("accuracy", "balanced-accuracy", "auroc")]
+    shares += [told[f"right-of-class-{k}"] / told[f"images-of-class-{k}"] for k in (0, 1)]
+    assert max(shares) < 0.1  # each has noise
+
+
 def test_of_too_few_patients_nothing_is_said(tmp_path):
     labels = [0] * 9 + [1] * 9
     figures = of(tmp_path, labels)
