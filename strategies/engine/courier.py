@@ -223,6 +223,8 @@ class Exchange(Generic[AboutT]):
     `meanwhile` is called every `LOOK_ROUND` seconds during a wait for answers.
     """
 
+    first: Collection[str] = ()  # the hospitals without which the run must not begin
+
     def __init__(self, courier: Courier, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.courier = courier
         self.meanwhile = meanwhile

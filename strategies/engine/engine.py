@@ -9,7 +9,7 @@ A method that does not wait (`Strategy.waits`) plans again after each delivery, 
 present work, and new or returning hospitals are asked between two deliveries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO
@@ -84,6 +84,7 @@ class Engine:
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
         enrol_first(self.run, self.exchange.joining_later)
+        self._require(self.exchange.first)
         log(INFO, "%s at %s", amount(rounds, "round"), join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)
@@ -337,10 +338,15 @@ class Engine:
     def _join(self, hospital: str) -> None:
         """Enrol a hospital that joined at this point of the replayed run."""
         enrol(self.run, self.exchange.joining_later)
-        if hospital not in self.state.nodes:
+        self._require([hospital])
+
+    def _require(self, hospitals: Collection[str]) -> None:
+        """Check that hospitals of the replayed run take part."""
+        if missing := {*hospitals} - self.state.nodes.keys():
             raise RunError(
-                f"In the record of async.replay '{hospital}' joins next, here it does not: is it "
-                "connected, and ready to take part?"
+                "Hospitals of the run in async.replay that are not ready here: "
+                f"{join_names(sorted(missing))}. Connect them; the log of each says why it is not "
+                "ready."
             )
 
     def _welcome(self, delivery: Delivery[Order]) -> None:

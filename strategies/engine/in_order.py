@@ -75,7 +75,9 @@ class Replayed(InVirtualTime):
 
     def __init__(self, courier: Courier, state: State, turns: list[Event]) -> None:
         super().__init__(courier, 0)
-        self.state, self.turns = state, turns
+        self.state = state
+        self.first = {turn.hospital for turn in turns if turn.verb == "query.prepare"}
+        self.turns = [turn for turn in turns if turn.verb != "query.prepare"]
 
     @property
     def joining_later(self) -> Collection[str]:
@@ -124,8 +126,8 @@ def _recorded_outcome(delivery: Delivery[Any], turn: Event) -> Delivery[Any]:
 def read_turns(path: Path) -> list[Event]:
     """The record of a run's order, from its result directory.
 
-    Its events are visits that ended, hospitals that joined (`query.enrol`) and hospitals that
-    returned (`query.live`).
+    Its events are the hospitals at the start (`query.prepare`), then visits that ended, hospitals
+    that joined (`query.enrol`) and hospitals that returned (`query.live`).
 
     Raises:
         SettingsError: The record cannot be read.
@@ -146,8 +148,9 @@ def _turns(events: Iterable[Event]) -> Iterator[Event]:
         if event.verb == "query.prepare" and event.outcome == "ok":
             if began:
                 joined = event.hospital not in there
-                yield replace(event, verb="query.enrol" if joined else "query.live")
+                event = replace(event, verb="query.enrol" if joined else "query.live")
             there.add(event.hospital)
+            yield event
         elif event.verb == "query.live":
             yield event
         elif event.verb.startswith("train"):

@@ -530,6 +530,16 @@ def test_a_recorded_order_is_replayed_with_its_failures(tmp_path):
     assert same == way
 
 
+def test_a_replay_without_a_hospital_of_the_record_is_refused(tmp_path):
+    """Without the slow h2 it ended after 4 of the 6 visits."""
+    chosen = settings(num_server_rounds=2, async__seconds="1,1,20")
+    path, _ = recorded(tmp_path, chosen, FakeGrid(federation(3)))
+    assert "h2" not in [hospital for hospital, *_ in in_order(path)[:4]]
+    again = settings(num_server_rounds=2, min_hospitals=2, async__replay=str(path))
+    with pytest.raises(RunError, match="not ready here: h2"):
+        done(again, hospitals=2)
+
+
 def test_a_return_after_a_kill_is_recorded_for_a_replay(tmp_path):
     """The hospital rested and was away when the run was resumed."""
     chosen = settings(num_server_rounds=2)
@@ -566,7 +576,7 @@ def test_a_record_that_does_not_fit_is_refused(tmp_path):
     first = next(k for k, line in enumerate(lines) if '"train"' in line)
     lines.insert(first + 1, joined)
     (path / "metrics.jsonl").write_text("\n".join(lines))
-    with pytest.raises(RunError, match="'h9' joins next, here it does not"):
+    with pytest.raises(RunError, match="not ready here: h9"):
         done(settings(num_server_rounds=3, async__replay=str(path)), hospitals=3)
 
 
