@@ -4,6 +4,8 @@ Flower also loads this file in processes that answer no message, and importing t
 So the handlers are in another file, which is imported when a message needs it.
 """
 
+import gc
+import sys
 from importlib import import_module
 
 from flwr.app import Context, Message, RecordDict
@@ -26,9 +28,18 @@ app = ClientApp(mods=[guard, resident])
 def simulate() -> None:
     """Prepare this process for simulated hospitals. Then it is forked, once for each worker."""
     # The first optimizer would import torch._dynamo in each worker.
-    for module in ("client_app.handlers", "client_app.visit", "torch._dynamo"):
-        import_module(module)
+    _load("client_app.handlers", "client_app.visit", "torch._dynamo")
     node_config.simulate()
+
+
+def _load(*names: str) -> None:
+    """Import modules, which stay. To search them for garbage would take a fifth of the time."""
+    if new := [name for name in names if name not in sys.modules]:
+        gc.disable()
+        for name in new:
+            import_module(name)
+        gc.freeze()
+        gc.enable()
 
 
 @app.query("live")
@@ -40,6 +51,7 @@ def live(message: Message, context: Context) -> Message:
 @app.query("enrol")
 def enrol(message: Message, context: Context) -> Message:
     """Introduce the hospital, or refuse a run that would fail here."""
+    _load("client_app.handlers")
     from client_app import handlers
 
     return handlers.enrol(message, context)
@@ -48,6 +60,7 @@ def enrol(message: Message, context: Context) -> Message:
 @app.query("prepare")
 def prepare(message: Message, context: Context) -> Message:
     """Make the hospital's first model, and its buffer if the order asks for one."""
+    _load("client_app.handlers")
     from client_app import handlers
 
     return handlers.prepare(message, context)
@@ -60,6 +73,7 @@ def visit(message: Message, context: Context) -> Message:
 
     On a `rewind` leg it is another hospital's model, which then returns there (FedRewind).
     """
+    _load("client_app.visit")
     from client_app.visit import train_here
 
     return train_here(message, context)
@@ -68,6 +82,7 @@ def visit(message: Message, context: Context) -> Message:
 @app.evaluate()
 def test(message: Message, context: Context) -> Message:
     """Test the models of the message on the hospital's own test images."""
+    _load("client_app.handlers")
     from client_app import handlers
 
     return handlers.test(message, context)

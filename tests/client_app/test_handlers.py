@@ -1,5 +1,6 @@
 """The handlers, called as Flower calls them."""
 
+import gc
 import logging
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 import torchvision
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from client_app import app as module
 from client_app import session
 from client_app.app import app
 from client_app.authority.privacy_account import epsilon, read_account
@@ -54,6 +56,17 @@ def prepared(tmp_path, model="mlp"):
 
 def parcel_of(content):
     return {name: content[name] for name in ("model", "manifest")}
+
+
+def test_new_modules_are_not_searched_for_garbage(monkeypatch):
+    """Only while they are imported: later searches find what was made since."""
+    searched: list[bool] = []
+    monkeypatch.setattr(module, "import_module", lambda name: searched.append(gc.isenabled()))
+    before = gc.get_freeze_count()
+    module._load("new", "sys")
+    assert searched == [False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
 
 
 def test_enrolling_gives_the_hospital_s_name_and_classes(tmp_path):
