@@ -204,10 +204,9 @@ def read_json(path: Path, shape: type[ShapeT], *, any_version: bool = False) -> 
         OSError: The file cannot be read.
         FileError: It has another shape, or is too large.
     """
-    text = read_text(path)
     try:
-        return from_json(text, shape, any_version=any_version)
-    except ShapeError as error:
+        return from_json(read_bytes(path).decode(), shape, any_version=any_version)
+    except (UnicodeDecodeError, ShapeError) as error:
         raise FileError(f"{path} is damaged, or of another version: {error}.") from error
 
 

@@ -402,6 +402,7 @@ def test_without_a_name_the_mixture_that_suits_the_test_images_predicts(run, cal
     [
         (None, "There is no mixture of models in .*: name models with --model"),
         ("{", "is damaged"),
+        ("é", r"mixture\.json is damaged, or of another version: .*utf-8.* Move it away\.$"),
         ("{}", "its weights do not sum to 1. Move it away"),
         ('{"graz": NaN}', "its weights do not sum to 1"),
         ('{"graz": 1e999}', "its weights do not sum to 1"),
@@ -412,7 +413,7 @@ def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
     (mixture,) = tmp_path.rglob("mixture.json")
     mixture.unlink()
     if text:
-        mixture.write_text(text)
+        mixture.write_text(text, "latin-1")
     status, printed = call(
         *("predict", "--site", "graz", "--store-dir", tmp_path, "--output", tmp_path / "out.csv"),
         *("--data", run.place / "images" / "graz"),
