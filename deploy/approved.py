@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from shlex import quote
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
@@ -61,7 +62,8 @@ def approved_code(folder: Path) -> Path:
     except FileNotFoundError:
         raise DeployError(
             f"{folder} has no approved code: approve this version with `fedhandoff hospital "
-            f"approve {folder}`, and compare its hash with the other hospitals'."
+            f"approve --hospital {quote(str(folder))}`, and compare its hash with the other "
+            "hospitals'."
         ) from None
     except OSError as error:
         raise DeployError(

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -104,14 +105,15 @@ def members_of(
         ParcelError: The server announces a wrong key for the hospital itself.
     """
     announced = _usable(keys)
+    path = pins if trusted == FIRST_USE else expand(trusted)
     if trusted != FIRST_USE:
-        members = read_members(expand(trusted))
+        members = read_members(path)
     else:
         if own.name in keys and keys[own.name] != str(own.member):
             raise ParcelError(f"The server announces a wrong key for this hospital, '{own.name}'.")
         # Once the server names the hospital itself, it names all that have enrolled with it.
         if own.name in announced and len(announced) > 1 and not os.path.lexists(pins):
-            head = "# Trusted at first use. To change it: fedhandoff members list\n"
+            head = "# Trusted at first use. To change it: fedhandoff members --help\n"
             lines = (member_line(name, announced[name]) for name in sorted(announced))
             _write(pins, head + "".join(lines), announced)
         members = read_members(pins) if os.path.lexists(pins) else {}
@@ -122,8 +124,8 @@ def members_of(
             logging.getLogger("flwr").warning(
                 "The server announces '%s' with a key that is not among this hospital's members: "
                 "nothing is sealed for it, and its parcels are refused. Ask that hospital. If the "
-                "key is right: fedhandoff members add %s %s",
-                *(name, name, member),
+                "key is right: fedhandoff members --members %s add %s %s",
+                *(name, quote(str(path)), name, member),
             )
     return members
 

@@ -1,11 +1,14 @@
 """The code that a hospital has approved: what is installed, and that a change of it is noticed."""
 
+import shlex
 import shutil
 
 import pytest
 
+from cli.places import HOSPITAL
 from deploy.approved import approve, approved_code
 from deploy.errors import DeployError
+from deploy.own_file import write_own
 from strategies.protocol.code import files_of, hash_of
 
 CODE = (
@@ -106,9 +109,18 @@ def test_another_hash_is_not_that_of_the_code(checkout, tmp_path):
         approved_code(tmp_path)
 
 
-def test_a_hospital_is_told_to_approve_code(tmp_path):
-    with pytest.raises(DeployError, match="has no approved code: approve this version with"):
-        approved_code(tmp_path)
+def test_a_hospital_is_told_to_approve_code(tmp_path, call):
+    hospital = tmp_path / "a hospital"
+    hospital.mkdir()
+    with pytest.raises(DeployError, match="has no approved code") as error:
+        approved_code(hospital)
+    write_own(hospital, HOSPITAL, {"name": "graz"})
+    command = str(error.value).split("`")[1]
+    assert call(*shlex.split(command)[1:])[0] == 0
+    assert approved_code(hospital)
+
+
+def test_a_folder_without_code_is_not_approved(tmp_path):
     with pytest.raises(DeployError, match="has no code: give a checkout of this repository"):
         approve(tmp_path, tmp_path)
     assert not [*tmp_path.iterdir()]
