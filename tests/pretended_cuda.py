@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -64,7 +65,8 @@ class OnCuda(Tensor):
             raise TypeError("can't convert cuda:0 device type tensor to numpy.")
         if func is Tensor.tolist:
             return args[0].held.tolist()
-        if func in (Tensor.new_tensor, Tensor.quantile):  # they make tensors beside their own one
+        # They make tensors beside their own one.
+        if func in (Tensor.new_tensor, Tensor.quantile, one_hot):
             return OnCuda(func(args[0].held, *args[1:], **(kwargs or {})))
         return super().__torch_function__(func, types, args, kwargs)
 
