@@ -72,7 +72,8 @@ class Console(logging.Handler):
 
     @staticmethod
     def _print(lines: str) -> None:
-        print(printable(redact(lines), "\n"), flush=True)
+        # In one piece: other processes and threads print to the same output.
+        print(printable(redact(f"{lines}\n"), "\n"), end="", flush=True)
 
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""

@@ -53,6 +53,15 @@ def test_a_file_has_a_line_for_each_text(tmp_path, console):
     assert told == "graz trains its GAN: 300 of 2000 images, 57 s left\n"
 
 
+def test_a_text_is_printed_in_one_piece(monkeypatch, console):
+    """Otherwise a line of another hospital's process comes before its end."""
+    pieces = []
+    monkeypatch.setattr(sys, "stdout", type("Stream", (), {"flush": lambda _: None})())
+    monkeypatch.setattr(sys.stdout, "write", pieces.append, raising=False)
+    log(INFO, "graz trains its GAN: 300 of 2000 images, 57 s left")
+    assert [*filter(None, pieces)] == ["graz trains its GAN: 300 of 2000 images,\n57 s left\n"]
+
+
 def test_an_error_has_its_traceback(console, capsys):
     try:
         raise ValueError("the cause")
