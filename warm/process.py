@@ -179,6 +179,8 @@ def _answer(connection: socket.socket, app: ClientApp) -> None:
             (verb, ttl, node_config, settings), content = wire.receive()
             run_config = run_config if settings is None else dict(settings)
             idle.clear()
+            if _has_hung_up(connection, 0):  # `_end_with` may have found this process idle
+                break
             # The other constructors work only in processes that Flower starts.
             metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)
             message: Message = Message(content=content, metadata=metadata)  # type: ignore[call-overload]
@@ -195,8 +197,12 @@ def _answer(connection: socket.socket, app: ClientApp) -> None:
 
 def _end_with(connection: socket.socket, idle: Event) -> None:
     """End this process, also at work, when the other side closes the connection."""
+    if _has_hung_up(connection, None) and not idle.is_set():
+        os._exit(1)
+
+
+def _has_hung_up(connection: socket.socket, wait: int | None) -> bool:
+    """Whether the other side has closed the connection; None waits until it has."""
     hang_up = select.poll()
     hang_up.register(connection, 0)  # a hang-up is always reported
-    hang_up.poll()
-    if not idle.is_set():
-        os._exit(1)
+    return bool(hang_up.poll(wait))

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from socket import AF_UNIX, socket
+from socket import AF_UNIX, socket, socketpair
 from typing import Any
 
 import pytest
@@ -159,6 +159,17 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, place, tmp_path):
     while residents(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_it_does_not_begin_a_message_whose_sender_has_ended(monkeypatch):
+    """The hang-up came while the process was idle, which ended the watch for one."""
+    monkeypatch.setattr(warm_process, "_end_with", lambda *_: None)
+    ours, theirs = socketpair()
+    wire, began = Wire(ours), []
+    wire.ask(Message(RecordDict(), 100, "train", ttl=60.0), {}, {})
+    wire.close()
+    warm_process._answer(theirs, lambda message, context: began.append(message))
+    assert not began
 
 
 def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
