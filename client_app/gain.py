@@ -36,6 +36,7 @@ from strategies.protocol.classes import group_spellings, quote, sort_classes
 from strategies.protocol.files import expand
 from strategies.protocol.names import join_names, names_of_folders
 from strategies.protocol.settings import Settings, complete, rng_for
+from strategies.protocol.text import amount
 
 SPLITS = 5
 METRICS = {"balanced-accuracy": "Balanced accuracy, %", "auroc": "AUROC, %"}
@@ -104,11 +105,14 @@ def measure_gains(
         for seed in range(splits)
     ]
     prints = [[each.train.fingerprint for each in parts] for parts in opened]
-    for place, found in zip(places, zip(*prints, strict=True), strict=True):
+    for place, source, part, *found in zip(places, own, opened[0], *prints, strict=True):
         if len({*found}) < 2:
+            patients = sum(len({*side.patients}) for side in (part.train, part.test))
+            shown = join_names([*map(quote, sort_classes(_list_classes(source)))])
             raise DataError(
-                f"{place}: all splits are the same. Remove the column 'split', if there is one; "
-                "else more patients are needed."
+                f"{place}: all splits are the same. It has {amount(patients, 'patient')} and "
+                f"images of {shown}. If these are departments, not classes, name each of their "
+                "folders. Remove the column 'split', if there is one; else add patients."
             )
     contents = [{*(each.train.contents or ()), *(each.test.contents or ())} for each in opened[0]]
     for (one, its), (other, theirs) in combinations(zip(places, contents, strict=True), 2):

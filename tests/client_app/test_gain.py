@@ -1,3 +1,4 @@
+import re
 import shutil
 
 import numpy as np
@@ -100,9 +101,20 @@ def test_a_manifest_that_fixes_the_split_is_refused(draw, tmp_path):
     ]
     (folder / "manifest.csv").write_text("\n".join(rows))
     with pytest.raises(
-        DataError, match=r"graz: all splits are the same\. Remove the column 'split'"
+        DataError,
+        match=r"graz: all splits are the same\. It has 30 patients.* Remove the column 'split'",
     ):
         measure_gains([draw("linz", "dark", "light"), folder], tmp_path / "store", splits=2)
+
+
+def test_a_folder_of_departments_is_refused_by_what_it_holds(draw, tmp_path):
+    for department in ("a", "b"):
+        draw(f"all/{department}", "dark", number=30)
+        draw(f"all/{department}", "light")
+    folders = [draw("linz", "dark", "light"), tmp_path / "all"]
+    words = "all: all splits are the same. It has 2 patients and images of 'a', 'b'. If these"
+    with pytest.raises(DataError, match=re.escape(words)):
+        measure_gains(folders, tmp_path / "store", splits=2)
 
 
 @pytest.mark.parametrize("again", ["itself", "link", "copy"])
