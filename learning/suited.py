@@ -10,6 +10,7 @@ from learning.errors import ModelError
 from learning.learners import LEARNERS
 from learning.learners.plain import batchnorm_layers
 from learning.models import Architecture, activations
+from learning.models.pretrained import warn_once
 from strategies.protocol.settings import Settings
 
 
@@ -30,10 +31,16 @@ def check_suited(
     check_augmentation(settings.train.augment, architecture.image_shape)
     network = architecture.skeleton()
     kind.check_suited(network, settings)
-    if settings.train.freeze == "statistics" and not batchnorm_layers(network):
+    has_batchnorm = bool(batchnorm_layers(network))
+    if settings.train.freeze == "statistics" and not has_batchnorm:
         raise ModelError(
             "The setting 'train.freeze' is 'statistics', and the model "
             f"'{architecture.name}' has no BatchNorm layer: set 'train.freeze' to 'none'."
+        )
+    if settings.train.freeze == "none" and architecture.unit_features and has_batchnorm:
+        warn_once(
+            "The last layer of 'pretrained' fits the statistics of BatchNorm in that file, and "
+            "training changes them: the model is much worse. Set 'train.freeze' to 'statistics'."
         )
     if settings.train.dp.noise_multiplier:
         check_network(network)

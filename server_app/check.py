@@ -98,7 +98,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
     """
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture, activations  # imports torch
-    from learning.models.preprocessing import IMAGENET, pixels_of
+    from learning.models.preprocessing import IMAGENET, have_unit_features, pixels_of
     from learning.models.pretrained import load_pretrained
     from learning.models.taps import last_layer
     from learning.suited import check_suited
@@ -111,7 +111,8 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
     for name in sorted(names):
         try:
             pixels = pixels_of(settings, name)
-            network = Architecture(name, *shape, 2, settings.mlp.widths, pixels)
+            unit, hidden = have_unit_features(settings.pretrained), settings.mlp.widths
+            network = Architecture(name, *shape, 2, hidden, pixels, unit_features=unit)
             if size and settings.pretrained not in ("", IMAGENET):
                 load_pretrained(network.blank(), network, settings.pretrained)
             if settings.train.freeze == "body":

@@ -101,13 +101,13 @@ def load_pretrained(
         )
     trained = preprocessing(name, source)
     if trained and trained.pixels != architecture.pixels:
-        _warn_once(
+        warn_once(
             f"The weights '{source}' were trained with the scale of pixels '{trained.pixels}', and "
             f"the setting 'pixels' is '{architecture.pixels}': the features are worse. Leave "
             "'pixels' empty for the scale of the weights."
         )
     if trained and trained.size not in (architecture.height, architecture.width):
-        _warn_once(
+        warn_once(
             f"The weights '{source}' were trained on images of {trained.size} pixels a side, and "
             f"these have {architecture.height} x {architecture.width}: the features are worse. Set "
             f"'image-size' to {trained.size}."
@@ -136,7 +136,7 @@ def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
 
 
 @cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Log a warning, once per process."""
     logging.getLogger("flwr").warning(text)
 

@@ -17,6 +17,7 @@ from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received, batchnorm_keys
 from learning.models import Architecture
+from learning.models.pretrained import warn_once
 from learning.samples import Samples, concatenate
 from learning.suited import check_suited
 from learning.training import batches, epoch_order, train
@@ -414,3 +415,21 @@ def test_frozen_statistics_need_batchnorm():
     check_suited("plain", Architecture("cnn", 1, 8, 8, 3), chosen)
     with pytest.raises(ModelError, match="model 'mlp' has no BatchNorm layer: set"):
         check_suited("plain", Architecture("mlp", 1, 8, 8, 3, (16,)), chosen)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "name", "unit_features", "warned"),
+    [
+        ("none", "cnn", True, True),
+        ("none", "cnn", False, False),
+        ("none", "mlp", True, False),
+        ("statistics", "cnn", True, False),
+    ],
+)
+def test_a_head_for_statistics_that_training_changes_is_warned_of(
+    freeze, name, unit_features, warned, caplog
+):
+    warn_once.cache_clear()
+    network = Architecture(name, 1, 8, 8, 3, (16,), unit_features=unit_features)
+    check_suited("plain", network, settings(train__freeze=freeze))
+    assert warned == ("Set 'train.freeze' to 'statistics'" in caplog.text)
