@@ -1,11 +1,14 @@
 """Runs whose server is killed, wherever it may be, and that go on: as if nothing had happened.
 
-The server is killed by an exception that nothing catches; what it had in memory is lost. The
-hospitals live on, and have done what was asked of them last.
+The server is killed by an exception that nothing catches, or its files are copied as a kill would
+leave them. What it had in memory is lost. The hospitals live on, and have done what was asked last.
 """
 
+import copy
 import json
 import os
+import shutil
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +58,17 @@ class Killed(BaseException):
 
 
 class Clock:
-    """Counts what the server does, and kills it at one count."""
+    """Counts what the server does, and kills it at one count, or does something at each."""
 
-    def __init__(self, end=None):
+    def __init__(self, end=None, at=lambda now: None):
         self.now = 0
         self.end = end
+        self.at = at
 
     def tick(self):
         if self.now == self.end:
             raise Killed
+        self.at(self.now)
         self.now += 1
 
 
@@ -123,7 +128,7 @@ class Run:
         )
         self.parts = 0
 
-    def part(self, end=None, away=()):
+    def part(self, end=None, away=(), at=lambda now: None):
         """Begin or go on, up to a kill at a count; whether the run came to its end."""
         self.parts += 1
         node = 1000 * self.parts
@@ -131,7 +136,7 @@ class Run:
             node + k: each for k, each in enumerate(self.hospitals) if each.name not in away
         }
         grid = MortalGrid(handlers, np.random.default_rng([self.seed, self.parts]))
-        grid.clock = clock = Clock(end)
+        grid.clock = clock = Clock(end, at)
         found = list(self.folder.glob("*"))
         resume = str(found[0]) if found else ""
         self.results, self.state = Results.open(replace(self.settings, resume=resume))
@@ -145,6 +150,13 @@ class Run:
             return False
         self.ticks = clock.now
         return True
+
+    def killed(self, folder):
+        """What a kill in this moment would leave: the files, and the hospitals."""
+        shutil.copytree(self.folder, folder)
+        run = Run(folder, self.strategy, copy.deepcopy(self.hospitals), self.seed)
+        run.settings, run.parts = replace(self.settings, output_dir=str(folder)), self.parts
+        return run
 
     @property
     def outcome(self):
@@ -167,8 +179,12 @@ class Run:
 
 @pytest.fixture
 def _no_waiting(monkeypatch):
-    """Nothing here waits for a disk, or for the pages of a thousand runs, which nobody reads."""
+    """Nothing here waits for a disk or between looks into the mailbox, which changes at each look.
+
+    Nobody reads the pages of a thousand runs.
+    """
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(results, "render", lambda *_, **__: "")
     monkeypatch.setattr(live.LivePage, "write", lambda *_: None)
 
@@ -192,14 +208,17 @@ def quick_or_slow(cases):
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("case", quick_or_slow(CASES))
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(case, tmp_path):
+    """At each count one run leaves what it would have left if it had been killed there."""
     strategy, overrides = CASES[case]
     unbroken = Run(tmp_path / "unbroken", strategy, **overrides)
-    assert unbroken.part()
-    for k in range(1, unbroken.ticks):  # at 0 there is no run yet
-        run = Run(tmp_path / str(k), strategy, **overrides)
-        assert not run.part(k)
+    killed: list[Run] = []
+    assert unbroken.part(at=lambda now: killed.append(unbroken.killed(tmp_path / str(now))))
+    assert len(killed) == unbroken.ticks
+    expected = unbroken.outcome
+    for run in killed[1:]:  # at 0 there is no run yet
         assert run.part()
-        assert run.outcome == unbroken.outcome
+        assert run.results._resumed == 1
+        assert run.outcome == expected
 
 
 class Unreliable(CountingHospital):
