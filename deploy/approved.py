@@ -12,7 +12,7 @@ from shlex import quote
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
-from strategies.protocol.files import make_private, read_bytes, reason_of, write_whole
+from strategies.protocol.files import alone, make_private, read_bytes, reason_of, write_whole
 
 DIGITS = 16  # digits of a hash in the name of a folder
 
@@ -31,22 +31,25 @@ def approve(folder: Path, checkout: Path) -> str:
         raise DeployError(f"{checkout} has no code: give a checkout of this repository.")
     make_private(folder)
     approved.mkdir(mode=0o755, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=approved))
-    for file in files:
-        copy = draft / file.relative_to(checkout)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(file.read_bytes())
-        copy.chmod(0o444)
-    code = hash_of(draft)  # the checkout may change meanwhile
-    place = approved / code[:DIGITS]
-    if place.exists():
-        shutil.rmtree(draft)
-        _check(place, code)
-    else:
-        for each in (draft, *draft.rglob("*/")):
-            each.chmod(0o555)
-        draft.rename(place)
-    write_whole(approved / "code", f"{code}\n")
+    with alone(approved):
+        for draft in approved.glob(".draft-*"):  # of a process that was killed
+            shutil.rmtree(draft, ignore_errors=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=approved))
+        for file in files:
+            copy = draft / file.relative_to(checkout)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+            copy.chmod(0o444)
+        code = hash_of(draft)  # the checkout may change meanwhile
+        place = approved / code[:DIGITS]
+        if place.exists():
+            shutil.rmtree(draft)
+            _check(place, code)
+        else:
+            for each in (draft, *draft.rglob("*/")):
+                each.chmod(0o555)
+            draft.rename(place)
+        write_whole(approved / "code", f"{code}\n")
     return code
 
 

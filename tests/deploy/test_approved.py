@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,6 +101,17 @@ def test_bytecode_is_not_run_in_place_of_what_was_approved(checkout, tmp_path):
     write(place, "", "gan/__pycache__/b.pyc")
     approved_code(tmp_path)
     assert installed(place) == {*CODE}
+
+
+def test_the_draft_of_a_process_that_was_killed_is_removed(checkout, tmp_path, monkeypatch):
+    """A kill between the copy and its hash leaves what this error leaves."""
+    with monkeypatch.context() as context:
+        context.setattr("deploy.approved.hash_of", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            approve(tmp_path, checkout)
+    assert len([*(tmp_path / "approved").glob(".draft-*")]) == 1
+    approve(tmp_path, checkout)
+    assert not [*(tmp_path / "approved").glob(".draft-*")]
 
 
 def test_another_hash_is_not_that_of_the_code(checkout, tmp_path):
