@@ -695,13 +695,21 @@ def test_one_hospital_leaves_for_good():
     assert left[2:] == [left[2]] * 4
 
 
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """One process for simulated hospitals."""
+    log = tmp_path_factory.mktemp("workers") / "log"
+    with log.open("w") as opened, Workers(1, {}, opened) as running:
+        yield running
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rwt", "cwt-serial", "fedavg"])
-def test_a_lost_visit_is_an_absence_and_the_run_goes_on(tmp_path, strategy):
+def test_a_lost_visit_is_an_absence_and_the_run_goes_on(workers, tmp_path, strategy):
     losses = Losses(0.4)
     settings = {"strategy": strategy, "num-server-rounds": 3, "evaluate.every": 3}
-    with (tmp_path / "log").open("w") as log, Workers(1, {}, log) as workers:
-        result = simulation.run_warm(workers, tmp_path / "runs", 3, settings, losses)
+    settings |= {"model": "mlp", "train.epochs": 1}
+    result = simulation.run_warm(workers, tmp_path, 3, settings, losses)
     events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
     visits = [each for each in events if each["verb"] == "train"]
     for visit in visits:
