@@ -1,4 +1,7 @@
-"""Errors of models. Their texts leave the hospital, so they name no patient."""
+"""Errors of models, whose texts leave the hospital and name no patient; and warnings."""
+
+import logging
+from functools import cache
 
 
 class ModelError(ValueError):
@@ -11,3 +14,9 @@ class DivergedError(ArithmeticError):
 
 class DeadlineError(TimeoutError):
     """The time allowed for a message ran out before the work was done."""
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, once per process."""
+    logging.getLogger("flwr").warning(text)

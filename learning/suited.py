@@ -6,11 +6,10 @@ before a visit. A learner declares its needs in `tables` and `check_suited`.
 
 from learning.augmentation import check_augmentation
 from learning.dp_sgd import check_network
-from learning.errors import ModelError
+from learning.errors import ModelError, warn_once
 from learning.learners import LEARNERS
 from learning.learners.plain import batchnorm_layers
 from learning.models import Architecture, activations
-from learning.models.pretrained import warn_once
 from strategies.protocol.settings import Settings
 
 

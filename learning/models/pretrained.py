@@ -4,11 +4,9 @@ A file is a state dict for a network of torchvision or timm, or an exported mode
 (learning.export).
 """
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from learning.errors import ModelError
+from learning.errors import ModelError, warn_once
 from learning.export import read_state
 from learning.models import MODELS, Architecture
 from learning.models.frozen import head_state
@@ -133,12 +131,6 @@ def load_head(head: nn.Module, source: str, classes: Sequence[str]) -> None:
         weights = part(state, f"{last_name(network.skeleton())}.")
         if reason := _misfit(last_layer(head), weights, {}):
             raise ModelError(f"The last layer of 'pretrained' ('{source}') is damaged: {reason}.")
-
-
-@cache
-def warn_once(text: str) -> None:
-    """Log a warning, once per process."""
-    logging.getLogger("flwr").warning(text)
 
 
 def _lite0(network: nn.Module, name: str) -> dict[str, Tensor]:

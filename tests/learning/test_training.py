@@ -9,7 +9,7 @@ from torch import nn
 
 from learning.augmentation import AUGMENTATIONS, Draws
 from learning.balance import class_weights, focal_losses
-from learning.errors import DeadlineError, ModelError
+from learning.errors import DeadlineError, ModelError, warn_once
 from learning.learners import LEARNERS
 from learning.learners.centralized import Centralized
 from learning.learners.fedbn import FedBN
@@ -17,7 +17,6 @@ from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received, batchnorm_keys
 from learning.models import Architecture
-from learning.models.pretrained import warn_once
 from learning.samples import Samples, concatenate
 from learning.suited import check_suited
 from learning.training import batches, epoch_order, train
