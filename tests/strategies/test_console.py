@@ -3,6 +3,7 @@
 import logging
 import sys
 from contextlib import redirect_stdout
+from io import StringIO
 from logging import ERROR, INFO, WARNING
 
 import pytest
@@ -55,9 +56,9 @@ def test_a_file_has_a_line_for_each_text(tmp_path, console):
 
 def test_a_text_is_printed_in_one_piece(monkeypatch, console):
     """Otherwise a line of another hospital's process comes before its end."""
-    pieces = []
-    monkeypatch.setattr(sys, "stdout", type("Stream", (), {"flush": lambda _: None})())
-    monkeypatch.setattr(sys.stdout, "write", pieces.append, raising=False)
+    pieces: list[str] = []
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    monkeypatch.setattr(sys.stdout, "write", pieces.append)
     log(INFO, "graz trains its GAN: 300 of 2000 images, 57 s left")
     assert [*filter(None, pieces)] == ["graz trains its GAN: 300 of 2000 images,\n57 s left\n"]
 
