@@ -190,6 +190,8 @@ def dossier(
 
     private()
     store = store_dir / site
+    if file and run:
+        raise ValueError(f"{file} is one dossier: leave out --run, which chooses among the own.")
     for given in (identity, members):
         if given and not given.is_file():
             raise ValueError(f"There is no file '{given}': give another one, or none.")

@@ -135,6 +135,10 @@ def test_the_version_is_printed(capsys):
             f"fedhandoff policy: The hospital's policy cannot be used: {ROOT} ",
         ),
         (["dossier", "--identity", "/no/a"], "fedhandoff dossier: There is no file '/no/a'"),
+        (
+            ["dossier", "/no/a", "--run", "1"],
+            "fedhandoff dossier: /no/a is one dossier: leave out --run",
+        ),
         (["dossier", "--members", "/no/a"], "fedhandoff dossier: There is no file '/no/a'"),
         (["crate", "~nobody2/a"], "fedhandoff crate: The home folder in '~nobody2/a' is unknown"),
         (
