@@ -62,7 +62,8 @@ def main(grid: Grid, context: Context) -> None:
     except (Exception, KeyboardInterrupt) as raised:
         error = results.explain(raised)
         results.fail(error, state)
-        console.reported = error if isinstance(error, RunError | SettingsError) else None
+        known = isinstance(error, RunError | SettingsError | OSError)
+        console.reported = error if known else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise error from raised
     for text in texts(summary.worth, "run", "noise", "class"):

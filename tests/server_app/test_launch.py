@@ -90,6 +90,7 @@ def test_each_core_has_a_process_and_no_process_is_idle(
         (RunError("No hospital answers."), "The run failed: No hospital answers.", 1),
         (KeyboardInterrupt(), "The run failed: It was ended by Ctrl-C.", 130),
         (OSError(errno.ENOSPC, "No space left on device"), "device): free space on that disk", 1),
+        (ConnectionError("The process has ended."), "The run failed: The process has ended.", 1),
     ],
 )
 @pytest.mark.parametrize("part", ["server_app.app.Engine.go", "server_app.app.Results.finish"])
