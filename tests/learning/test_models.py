@@ -2,6 +2,7 @@ import json
 import re
 import socket
 from dataclasses import replace
+from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.error import URLError
@@ -418,7 +419,13 @@ def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damag
         load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "timm:gcvit_xtiny"])
+NEEDS_TIMM = (
+    pytest.mark.extra,
+    pytest.mark.skipif(not find_spec("timm"), reason="needs the extra timm"),
+)
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("timm:gcvit_xtiny", marks=NEEDS_TIMM)])
 def test_a_silent_server_of_weights_is_not_waited_for(name, cached, monkeypatch):
     monkeypatch.setattr("learning.models.pretrained.NETWORK_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
