@@ -11,6 +11,7 @@ from click import Abort, ClickException
 from click.exceptions import NoArgsIsHelpError
 
 from cli import INTERRUPTED, authority, hospital, models, runs, server
+from strategies.protocol.console import Console
 from strategies.protocol.text import Screen
 
 typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
@@ -51,6 +52,7 @@ def run(words: Sequence[str]) -> int:
         KeyboardInterrupt: The user pressed Ctrl-C.
     """
     Screen.install()
+    Console.install(clock="")
     try:
         status = app(words, prog_name="fedhandoff", standalone_mode=False, obj=words)
     except NoArgsIsHelpError as error:

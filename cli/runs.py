@@ -81,10 +81,8 @@ def gain(
     Needs the extras timm and weights. Nothing leaves this machine.
     """
     from client_app.gain import describe_gains, measure_gains
-    from strategies.protocol.console import Console
 
     private()
-    Console.install()
     print(describe_gains(measure_gains(folders, store_dir)))
 
 

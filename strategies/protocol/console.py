@@ -42,16 +42,19 @@ class Console(logging.Handler):
 
     @classmethod
     def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
-        """Let a console replace Flower's own handler; the console of this process."""
+        """Let a console replace Flower's own handler; the console of this process.
+
+        A second call changes its `clock` and `width`.
+        """
         logger, console = logging.getLogger("flwr"), cls(clock, width)
         if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all of Flower's lines
             return console
-        for handler in [*logger.handlers]:
+        for handler in logger.handlers:
             if isinstance(handler, cls):
+                handler.clock, handler.width = clock, width
                 return handler
-            if isinstance(handler, StreamHandler) and not isinstance(handler, FileHandler):
-                logger.removeHandler(handler)
         logger.addHandler(console)
+        logger.addFilter(_remove_others)
         # With a handler there, `logging.basicConfig` of a library (opacus) does nothing. Its own
         # handler would print each line again, with passwords and control characters.
         logging.getLogger().addHandler(logging.NullHandler())
@@ -93,6 +96,15 @@ class Console(logging.Handler):
         wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
         wrapped = [line for paragraph in text.splitlines() for line in wrapper.wrap(paragraph)]
         return clock + f"\n{' ' * len(clock)}".join(wrapped) if wrapped else ""
+
+
+def _remove_others(_: LogRecord) -> bool:
+    """Remove Flower's own handler, before a record: Flower adds it when it is first imported."""
+    logger = logging.getLogger("flwr")
+    for handler in [*logger.handlers]:
+        if isinstance(handler, StreamHandler) and not isinstance(handler, FileHandler):
+            logger.removeHandler(handler)
+    return True
 
 
 def _is_file(stream: TextIO) -> bool:

@@ -303,6 +303,21 @@ def test_help_and_completion_import_no_other_package():
     assert done.stdout.split() == ["hospital"]
 
 
+@pytest.mark.parametrize("module", ["server_app.check", "client_app.afterwards.alone"])
+def test_a_command_prints_warnings_as_plain_lines(module):
+    """Each of the two imports Flower, which adds a handler of its own."""
+    code = (
+        "import logging; from importlib import import_module; from cli import entry, main\n"
+        "@entry.app.command()\n"
+        f"def warn(): import_module({module!r}); logging.getLogger('flwr').warning('large')\n"
+        "main(['warn'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("warning: large\n", "")
+
+
 @pytest.mark.parametrize("words", [["compare"], ["reproduce", "--data"], ["reproduce", "--output"]])
 def test_links_in_a_ring_end_no_command_with_a_traceback(words, capsys, tmp_path):
     (tmp_path / "ring").symlink_to(tmp_path / "ring")

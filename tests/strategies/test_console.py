@@ -4,7 +4,7 @@ import logging
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, INFO, WARNING, StreamHandler
 
 import pytest
 
@@ -96,14 +96,17 @@ def test_what_is_to_be_read_last_is_last_and_there_once(console, capsys):
     assert capsys.readouterr().out.splitlines() == ["Exit Code: 700", "/runs/1"]
 
 
-def test_it_stands_in_for_flower_s_handler_once_and_for_no_file(tmp_path):
+def test_it_stands_in_for_flower_s_handler_once_and_for_no_file(tmp_path, capsys):
     logger = logging.getLogger("flwr")
     before = [*logger.handlers]
-    file, flowers = logging.FileHandler(tmp_path / "log"), logging.StreamHandler()
+    file, early, late = logging.FileHandler(tmp_path / "log"), *[StreamHandler() for _ in "12"]
     try:
-        logger.handlers[:] = [file, flowers]
+        logger.handlers[:] = [file, early]
         first = Console.install()
-        assert Console.install() is first
+        assert Console.install(clock="") is first
+        logger.addHandler(late)
+        log(INFO, "round 1")
+        assert capsys.readouterr() == ("round 1\n", "")
         assert logger.handlers == [file, first]
     finally:
         logger.handlers[:] = before
