@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
         KeyboardInterrupt: The user pressed Ctrl-C.
     """
     Screen.install()
-    Console.install(clock="")
+    Console.install()
     try:
         status = app(words, prog_name="fedhandoff", standalone_mode=False, obj=words)
     except NoArgsIsHelpError as error:

@@ -42,16 +42,12 @@ class Console(logging.Handler):
 
     @classmethod
     def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
-        """Let a console replace Flower's own handler; the console of this process.
-
-        A second call changes its `clock` and `width`.
-        """
+        """Let a console replace Flower's own handler; the first console of this process."""
         logger, console = logging.getLogger("flwr"), cls(clock, width)
         if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all of Flower's lines
             return console
         for handler in logger.handlers:
-            if isinstance(handler, cls):
-                handler.clock, handler.width = clock, width
+            if isinstance(handler, cls):  # a simulation also loads the hospitals' app, later
                 return handler
         logger.addHandler(console)
         logger.addFilter(_remove_others)

@@ -102,8 +102,8 @@ def test_it_stands_in_for_flower_s_handler_once_and_for_no_file(tmp_path, capsys
     file, early, late = logging.FileHandler(tmp_path / "log"), *[StreamHandler() for _ in "12"]
     try:
         logger.handlers[:] = [file, early]
-        first = Console.install()
-        assert Console.install(clock="") is first
+        first = Console.install(clock="")
+        assert Console.install() is first
         logger.addHandler(late)
         log(INFO, "round 1")
         assert capsys.readouterr() == ("round 1\n", "")
