@@ -257,9 +257,9 @@ SAFE_WITH = {
 
 def pickling_in(source):
     """Every name in a source that can unpickle, under whatever alias; without the safe calls."""
-    tree = ast.parse(source)
+    nodes = [*ast.walk(ast.parse(source))]
     aliases, safe = {}, set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             for alias in node.names:
@@ -275,13 +275,13 @@ def pickling_in(source):
             return f"{name_of(node.value)}.{node.attr}"
         return aliases.get(node.id, "") if isinstance(node, ast.Name) else ""
 
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and (rule := SAFE_WITH.get(name_of(node.func))):
             given = {each.arg: each.value for each in node.keywords}
             value = given.get(rule[0])
             if isinstance(value, ast.Constant) and value.value is rule[1]:
                 safe.add(node.func)
-    for node in ast.walk(tree):
+    for node in nodes:
         if node not in safe and _is_within(name_of(node), PICKLES | SAFE_WITH.keys()):
             yield name_of(node)
 
