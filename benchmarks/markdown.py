@@ -27,8 +27,8 @@ def table_head(titles: Iterable[object]) -> str:
 
 
 def table_row(cells: Iterable[object]) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(map(str, cells))} |"
+    """A row of a table; a "|" in a cell, as in a row's name, adds no column."""
+    return f"| {' | '.join(str(each).replace('|', '&#124;') for each in cells)} |"
 
 
 def commit_and_machine() -> str:

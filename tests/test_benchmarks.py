@@ -858,6 +858,10 @@ def test_a_table_needs_neither_git_nor_nvidia_smi(tmp_path, monkeypatch, script)
     assert (markdown.commit(), markdown.gpu_names()) == ("unknown", [])
 
 
+def test_a_row_has_a_column_for_each_cell():
+    assert markdown.table_row(["a|b", 0.5]) == "| a&#124;b | 0.5 |"
+
+
 def test_what_this_machine_lacks_is_named_before_anything_runs(tmp_path, command, capsys):
     (tmp_path / "two.toml").write_text(TABLE)
     assert command(tmp_path / "two.toml", "--data", "/no") == (2, [])
