@@ -29,7 +29,7 @@ from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
 from server_app.runs import CompletedRun, LeftOut, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
-from strategies.protocol.text import amount
+from strategies.protocol.text import amount, setting_text
 
 MOST_CELLS = 1_000_000  # ordered pairs of methods, times hospitals
 
@@ -361,7 +361,8 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
 def _shorten(value: Any) -> str:
     if isinstance(value, tuple):
         return str(len(value))
-    return str(value) if len(str(value)) <= 24 else f"…{str(value)[-23:]}"
+    text = setting_text(value)
+    return text if len(text) <= 24 else f"…{text[-23:]}"
 
 
 def _text(value: Any) -> str:
@@ -369,4 +370,4 @@ def _text(value: Any) -> str:
         return f"{len(value)} ({', '.join(value)})"
     if isinstance(value, list):
         return ", ".join(value)
-    return "not there" if value is None else str(value)
+    return "not there" if value is None else setting_text(value)

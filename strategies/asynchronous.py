@@ -55,7 +55,7 @@ class Asynchronous(Strategy):
         super().__init__(base.settings)
         if not isinstance(base, HandsOn):
             raise SettingsError(
-                "The setting 'asynchronous' is True; it must be false with the strategy "
+                "The setting 'asynchronous' is true; it must be false with the strategy "
                 f"'{self.settings.strategy}': {base.needs_rounds}."
             )
         self.base, self.times = base, self.settings.asynchrony

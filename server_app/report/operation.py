@@ -12,6 +12,7 @@ from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import defaults
+from strategies.protocol.text import setting_text
 
 LISTED = 20  # most kinds of failures on the page; summary.json has all
 HOPS = 1000  # most rows of the table of hops; metrics.jsonl has all
@@ -31,7 +32,7 @@ def figures(
     """Return the section's values; `flat` has the run's settings by name, `toml` as a file."""
     usual, spent = defaults(), sorted(summary.epsilon_spent.items())
     changed = [
-        [key, _setting(value), _setting(usual.get(key, "–"))]
+        [key, setting_text(value), setting_text(usual.get(key, "–"))]
         for key, value in flat.items()
         if usual.get(key) != value and key not in ("output-dir", "resume")
     ]
@@ -126,11 +127,6 @@ def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
         )
         longest = f"{max(event.seconds for event in own):.1f}"
         yield [now, hop, len(own), longest, _size(sent), _size(received)]
-
-
-def _setting(value: object) -> str:
-    """A value as in TOML, without quotes."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _size(num_bytes: float) -> str:

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 
 from strategies.protocol.redaction import redact
+from strategies.protocol.text import setting_text
 
 TableT = TypeVar("TableT")
 
@@ -131,9 +132,9 @@ def refusal(key: str, value: Any, allowed: str) -> str:
 
 
 def excerpt(value: Any) -> str:
-    """A value as Python writes it, without a password or token; a long one is cut."""
+    """A setting's value as it is written, without a password or token; a long one is cut."""
     try:
-        text = redact(repr(value))
+        text = redact(setting_text(value) if isinstance(value, bool) else repr(value))
     except ValueError:  # Python refuses to write more than some thousand digits
         return "a number without end"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

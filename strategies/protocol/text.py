@@ -35,6 +35,11 @@ def amount(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}{'' if number == 1 else plural}"
 
 
+def setting_text(value: object) -> str:
+    """A setting's value as in TOML, a text without its quotes."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def inert(value: object) -> object:
     """A value for a CSV file that no spreadsheet reads as a formula; numbers stay numbers."""
     if not isinstance(value, str):

@@ -187,7 +187,7 @@ def test_all_mistakes_of_a_policy_are_named_at_once(tmp_path):
     assert refusal.value.explain().endswith(
         "line 2: The setting 'runs.max-rounds' is 0; it must be 1 or more. "
         "line 3: there is no rule 'runs.max-epoch'; did you mean 'runs.max-epochs'? "
-        "line 6: The setting 'models.max-megabytes' is True; it must be a number, and finite."
+        "line 6: The setting 'models.max-megabytes' is true; it must be a number, and finite."
     )
 
 

@@ -201,6 +201,13 @@ def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
     assert difference.by_seed == pytest.approx({0: 0.2, 1: 0.2})
 
 
+def test_values_are_those_of_toml(tmp_path):
+    write_run(tmp_path / "a", "cwt", 0)
+    write_run(tmp_path / "b", "rwt", 0, asynchronous=True)
+    words = ("setting", "asynchronous", "false (cwt); true (rwt)")
+    assert words in compare([tmp_path]).different_settings
+
+
 def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)

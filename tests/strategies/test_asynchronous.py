@@ -170,7 +170,7 @@ def test_a_round_is_as_many_visits_as_there_are_models():
 
 @pytest.mark.parametrize("name", [n for n, s in STRATEGIES.items() if not issubclass(s, HandsOn)])
 def test_other_methods_are_refused_with_the_reason(name):
-    with pytest.raises(SettingsError, match=f"'asynchronous' is True; .* '{name}': [a-z ]+") as no:
+    with pytest.raises(SettingsError, match=f"'asynchronous' is true; .* '{name}': [a-z ]+") as no:
         strategy_of(settings(strategy=name))
     assert STRATEGIES[name].needs_rounds in str(no.value)
 
