@@ -335,6 +335,14 @@ def test_its_commands_name_the_hospital_as_short_as_they_can(report, place, monk
     assert text.count("--hospital") == (0 if named == "nothing" else text.count(wanted))
 
 
+def test_its_commands_work_everywhere_if_it_was_written_in_the_hospital_s_folder(
+    report, place, monkeypatch
+):
+    write_own(place, "hospital.toml", {"name": "graz", "store": "store"})
+    monkeypatch.chdir(place)
+    assert f"predict --hospital {place} --data IMAGES" in text_of(report(Path())[2])
+
+
 @pytest.mark.parametrize(("times", "words"), [(1, "1 sample of"), (2, "2 samples of")])
 def test_embeddings_that_left_are_counted_by_samples(finished, report, place, times, words):
     left = [{"name": "embeddings", "bytes": 4096, "sha256": "3f" * 32}]

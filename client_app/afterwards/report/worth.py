@@ -126,7 +126,7 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
 
 def _options(past: PastRun) -> str:
     """The options that name the hospital in a command: its folder, if it has a hospital.toml."""
-    store = past.folder.parent
+    store = past.folder.parent.absolute()
     if not (store.parent / "hospital.toml").is_file():
         return f"--site {past.site} --store-dir {shlex.quote(str(store))}"
     by_name = store.parent.parent == expand("~/fedhandoff")
