@@ -13,6 +13,7 @@ from deploy import credentials, hospital, server, status
 from deploy.credentials import end_of, make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import Hospital, check_writable, start_supernode
+from deploy.own_file import write_own
 from deploy.running import is_running, lock, read_facts
 from deploy.voice import MISSED, SuperLinkVoice, SuperNodeVoice
 from tests.deploy.test_deploy import ROOT
@@ -235,6 +236,17 @@ def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkey
     assert "hospital     node 18: registered, never connected\n" in out
     assert "last run     5: finished:completed\n" in out
     assert "listens      0.0.0.0:9092 for hospitals, 127.0.0.1:8000 for you\n" in out
+
+
+def test_a_server_without_its_certificate_is_a_server(tmp_path, capsys):
+    """Its operator has moved the certificate away to make another."""
+    make_authority(tmp_path, ["localhost"])
+    write_own(tmp_path, "server.toml", {"address": "localhost:9092"})
+    (tmp_path / "server.crt").unlink()
+    assert not status.status(tmp_path)
+    out = capsys.readouterr().out
+    assert out.startswith(f"server, {tmp_path}\n")
+    assert "server.crt cannot be read as a certificate" in out
 
 
 def test_what_is_no_folder_is_named(tmp_path):
