@@ -99,9 +99,10 @@ class Request(Inquiry):
         joining = verb == "query.enrol"
         if joining and order.code != code_hash():
             raise SettingsError(
-                "The hospital runs other code than the server. In a deployment it runs the version "
-                "that it has approved. In a simulation, a local SuperLink that was started in "
-                "another folder runs that folder's code: stop it and run again."
+                f"The hospital runs other code than the server. The hospital's is {code_hash()!a}, "
+                f"the server's {order.code[:64]!a}. In a deployment it runs the version that it "
+                "has approved. In a simulation, a local SuperLink that was started in another "
+                "folder runs that folder's code: stop it and run again."
             )
         session = session_for(context, order.hospital, tuple(order.classes), order.run)
         hospital = admit(session.hospital, session.strategy, verb, order)

@@ -79,8 +79,10 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
     log = logging.getLogger("flwr")
     if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
         refusal = OwnError("files", str(error)) if _names_own(str(error), context) else error
-        if isinstance(refusal, PolicyError | OwnError):
-            log.error(refusal.explain())
+        own = refusal.explain() if isinstance(refusal, PolicyError | OwnError) else str(refusal)
+        # In a simulation the server logs the other texts on the same terminal.
+        if own != str(refusal) or not is_simulated(own_config(context)):
+            log.error(own)
         rule = error.explain() if isinstance(error, PolicyError) else ""
         return Message(Failed(failure_of(error), redact(str(refusal)), rule), reply_to=message)
     reason = type(error).__name__

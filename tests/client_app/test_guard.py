@@ -78,13 +78,16 @@ def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, tmp_path, 
 
 
 @pytest.mark.parametrize("text", ["'mah.auxiliary' is 'public:/shared/x.npz'", "1 / 2 a/b, x/"])
-def test_what_the_run_names_is_told(text, tmp_path):
+def test_what_the_run_names_is_told(text, tmp_path, caplog):
+    """To the server, and in the hospital's own log."""
+
     def handler(message, context):
         raise DataError(text)
 
     own = {"site": "graz", "store-dir": str(tmp_path)}
     place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, **own)
     assert guard(message(), place, handler).error.reason == text
+    assert text in caplog.text
 
 
 def test_of_any_other_error_only_the_type_leaves(caplog):

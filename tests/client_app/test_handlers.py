@@ -149,6 +149,8 @@ def test_other_code_is_refused(tmp_path):
     answer = ask("query.enrol", tmp_path, code="0" * 64)
     assert answer.error.code == Failure.SETTINGS
     assert "runs other code than the server" in answer.error.reason
+    assert code_hash() in answer.error.reason
+    assert "0" * 64 in answer.error.reason
 
 
 def test_a_visit_writes_itself_into_the_label(tmp_path):
