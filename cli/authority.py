@@ -207,11 +207,13 @@ def dossier(
     print(f"{signed} key of {checked.hospital!a}.")
     if not checked.page:
         print("dossier.html is missing, or does NOT match dossier.json.")
-    if file:
+    if file and checked.hospital != site:
         named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
         where = "the received buffer"
     else:
-        named = released_dossier(path_of(site, store_dir), path.parent.name)
+        named = released_dossier(
+            path_of(site, store_dir), checked.run if file else path.parent.name
+        )
         where = "the ledger"
     match named:
         case None:

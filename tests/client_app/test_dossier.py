@@ -131,6 +131,7 @@ def test_the_hospital_checks_its_own(sealed, command):
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 0, said
     assert "Signed by the known key of 'graz'." in said
+    assert command(sealed.stores["graz"], "graz", file_of(sealed, "graz")) == (0, said)
 
 
 def test_another_hospital_checks_it_against_the_buffer_that_it_got(sealed, command, tmp_path):
