@@ -157,7 +157,7 @@ class Seal:
         for name, value in place.items():
             if getattr(head, name) != value:
                 raise ParcelError(
-                    f"A record of '{sender}' was sealed for another {name}: somebody replays it."
+                    f"A record of '{sender}' was sealed for another {name}: it is refused."
                 )
         if own not in head.keys:
             raise ParcelError(

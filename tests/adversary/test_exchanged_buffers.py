@@ -35,4 +35,4 @@ def test_an_exchanged_buffer_is_refused_and_the_run_goes_on(tmp_path):
     assert exchanged
     ((hospital, outcome, reason),) = failures(ledger)
     assert (hospital, outcome) == ("hospital-1", "parcel")
-    assert "sealed for another sender: somebody replays it" in reason
+    assert "sealed for another sender: it is refused" in reason
