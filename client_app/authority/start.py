@@ -65,9 +65,15 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         read_members(pins)
         return [*sentences, f"Members: {_file_and_hash(pins)}"]
     path = expand(members)
-    if str(read_members(path).get(site)) != str(identity.member):
+    trusted = read_members(path)
+    if trusted.get(site) != identity.member:
         line = member_line(site, identity.member).strip()
-        raise OwnError(WHAT, f"{path} has no line with this hospital's key. It must have: {line}")
+        why = f"{path} has no line with this hospital's key. It must have: {line}"
+        if site in trusted:
+            why += (
+                f" Its line has another key: if {store} was lost, restore it from a backup first."
+            )
+        raise OwnError(WHAT, why)
     return [*sentences, f"Members: {_file_and_hash(path)}"]
 
 
