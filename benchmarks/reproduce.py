@@ -43,6 +43,7 @@ from functools import cache, reduce
 from itertools import product
 from operator import getitem
 from pathlib import Path
+from shlex import quote
 from statistics import fmean, median, stdev
 from typing import Any, TypedDict
 
@@ -231,7 +232,7 @@ def reproduce(
         complete = run_missing(table, output, start)
     text = render(table, output, command)
     write_whole(output / "table.md", text)
-    print(f"\n{text}\nHow sure are the differences? uv run fedhandoff compare {output}")
+    print(f"\n{text}\nHow sure are the differences? uv run fedhandoff compare {quote(str(output))}")
     return complete
 
 

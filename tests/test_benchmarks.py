@@ -806,7 +806,7 @@ def command(tmp_path, monkeypatch):
         monkeypatch.setattr(
             reproduce, "run", lambda _, folder, row, settings, gpus: runs(folder, row, settings)
         )
-        output = ["--output", str(tmp_path / "output")]
+        output = ["--output", str(tmp_path / "the output")]
         with pytest.raises(SystemExit) as end:
             main(["reproduce", *map(str, arguments), *output])
         return end.value.code, runs.done
@@ -817,7 +817,7 @@ def command(tmp_path, monkeypatch):
 def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys):
     (tmp_path / "two.toml").write_text(TABLE)
     write_archive(tmp_path / "x.npz", 4)
-    path, output = tmp_path / "two.toml", tmp_path / "output"
+    path, output = tmp_path / "two.toml", tmp_path / "the output"
     assert command(path, "--data", tmp_path, "--rows", "FedER") == (
         0,
         [("feder", 0), ("feder", 1)],
@@ -830,7 +830,7 @@ def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys
     ]
     folder = output / "feder" / "seed-1"
     assert f"\n[2/2] FedER, seed 1: under way in {folder}\n[2/2] FedER, seed 1: c" in printed
-    assert f"uv run fedhandoff compare {output}" in printed
+    assert f"uv run fedhandoff compare '{output}'\n" in printed
     assert f"uv run fedhandoff reproduce {path} --data {tmp_path} --rows FedER --output" in kept
 
 
@@ -842,8 +842,8 @@ def test_the_command_sweeps_and_goes_on_where_it_was(command):
 
 def test_two_processes_do_not_run_one_table(tmp_path, command, capsys):
     """Each would take the other's result folders for its own."""
-    (tmp_path / "output").mkdir()
-    with lock(tmp_path / "output", "A table"):
+    (tmp_path / "the output").mkdir()
+    with lock(tmp_path / "the output", "A table"):
         assert command("--vary", "strategy=cwt") == (2, [])
     assert "A table already runs from" in capsys.readouterr().err
 
