@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -71,12 +71,18 @@ def check_same(
             "The hospital's images have changed since it joined the run. It can take part in the "
             "next run."
         )
-    before = json.loads(kept["settings"].item())
+    before = joined_settings(run)
     for key in sorted(before.keys() | terms.keys()):
         now, then = terms.get(key), before.get(key)
         require(now == then, key, now, f"{then!r}, as at the start, until the run ends")
     if classes and [*classes] != kept["classes"].tolist():
         raise ParcelError("The federation's classes differ from those of the run's start here.")
+
+
+def joined_settings(run: Store) -> dict[str, Any]:
+    """The settings with which the hospital joined a run; empty if it did not, or simulated it."""
+    kept = run.load_small("terms")
+    return json.loads(kept["settings"].item()) if kept else {}
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:

@@ -8,14 +8,15 @@ from flwr.app import RecordDict
 from client_app.afterwards.home import age_of, file_name
 from client_app.authority.identity import Identity, Member
 from client_app.authority.sealing import Seal
-from client_app.store import own_folder
+from client_app.run import joined_settings, run_folder
+from client_app.store import Store, own_folder
 from learning.export import ModelManifest, save_model
 from learning.models import Architecture
 from learning.models.whole import whole_network
 from learning.packing import unpack_network
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, require
 
 
 def take_home(
@@ -29,12 +30,16 @@ def take_home(
         ArchiveError: The file is no parcel.
         ParcelError: The parcel is damaged, or not sealed for this hospital in one of its runs.
         ModelError: The architecture is unknown.
+        SettingsError: The settings for images are not those with which the hospital joined the run.
         OSError: The parcel cannot be read, or the model cannot be written.
     """
     parcel = load(path)
     label = check_parcel(parcel)
     opened, run = _open(parcel, label, store, identity, members)
     manifest = ModelManifest.from_label(label, settings, run)
+    for key, value in joined_settings(run_folder(Store(store), run)).items():
+        given = manifest.settings.get(key, value)
+        require(given == value, key, given, f"{value!r}, as in the run: give its config.toml")
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
         network = unpack_network(opened, label, {}, torch.device("cpu"))

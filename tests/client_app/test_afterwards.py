@@ -36,6 +36,7 @@ from client_app.datasets.unlabelled import list_images
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
 from client_app.release.disclosure import open_disclosure
+from client_app.run import run_folder
 from client_app.store import Store
 from deploy.own_file import write_own
 from learning.calibration import LOWEST, fit_temperature
@@ -322,6 +323,30 @@ def test_a_hospital_opens_the_server_s_parcels_with_its_own_key(run, call):
         assert manifest.visited == label.visited
         assert manifest.settings == read_manifest(run.home("graz") / "graz.safetensors").settings
     shutil.rmtree(run.home("wien"))
+
+
+@pytest.mark.parametrize(("key", "other"), [("image-size", 9), ("image-fit", "crop"), ("seed", 7)])
+def test_settings_of_another_run_open_no_parcel(key, other, run, call, tmp_path):
+    """The model would get images of another form, or be tested on images that trained it."""
+    joined = run_folder(Store(run.store("wien") / "wien"), run.state.run)
+    kept = joined.load("terms")
+    terms = json.dumps(run.settings.run_config).encode()
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(unflatten_dict({**run.settings.run_config, key: other})))
+    joined.save("terms", {**kept, "settings": np.array(terms)})  # as a real hospital's
+    parcel = run.result / "parcels" / "graz.npz"
+    try:
+        status, printed = call("open", parcel, *run.hospital("wien"), "--run-config", config)
+        assert (status, printed.out) == (1, "")
+        was = run.settings.run_config[key]
+        reason = f"'{key}' is {other!r}; it must be {was!r}, as in the run: give its config.toml"
+        assert reason in printed.err
+        assert not run.home("wien").exists()
+        config = run.result / "config.toml"
+        assert not call("open", parcel, *run.hospital("wien"), "--run-config", config)[0]
+    finally:
+        joined.save("terms", kept)
+        shutil.rmtree(run.home("wien"), ignore_errors=True)
 
 
 def test_nobody_else_opens_them(run, call, tmp_path):
