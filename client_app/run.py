@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
 from client_app.store import Store, append_text, own_folder
+from strategies.protocol.declared import excerpt
 from strategies.protocol.files import read_text, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
@@ -71,10 +72,10 @@ def check_same(
             "The hospital's images have changed since it joined the run. It can take part in the "
             "next run."
         )
-    before = joined_settings(run)
+    before = json.loads(kept["settings"].item())
     for key in sorted(before.keys() | terms.keys()):
         now, then = terms.get(key), before.get(key)
-        require(now == then, key, now, f"{then!r}, as at the start, until the run ends")
+        require(now == then, key, now, f"{excerpt(then)}, as at the start, until the run ends")
     if classes and [*classes] != kept["classes"].tolist():
         raise ParcelError("The federation's classes differ from those of the run's start here.")
 

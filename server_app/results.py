@@ -58,6 +58,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
+from strategies.protocol.declared import excerpt
 from strategies.protocol.files import FileError, expand, lock_once, replacing, write_whole
 from strategies.protocol.parcel import save
 from strategies.protocol.run_config import read_config
@@ -450,6 +451,6 @@ def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None
     for key in sorted((before.keys() | now.keys()) - MAY_CHANGE):
         if before.get(key) != now.get(key):
             raise SettingsError(
-                f"The setting '{key}' is {now.get(key)!r}, but the run to resume has "
-                f"{before.get(key)!r}: resume it with --run-config '{resume}'."
+                f"The setting '{key}' is {excerpt(now.get(key))}, but the run to resume has "
+                f"{excerpt(before.get(key))}: resume it with --run-config '{resume}'."
             )

@@ -39,6 +39,7 @@ import numpy as np
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import HandsOn, Strategy
 from strategies.engine.visit import Visit
+from strategies.protocol.declared import refusal
 from strategies.protocol.settings import SettingsError, rng_for
 
 
@@ -54,10 +55,8 @@ class Asynchronous(Strategy):
     def __init__(self, base: Strategy) -> None:
         super().__init__(base.settings)
         if not isinstance(base, HandsOn):
-            raise SettingsError(
-                "The setting 'asynchronous' is true; it must be false with the strategy "
-                f"'{self.settings.strategy}': {base.needs_rounds}."
-            )
+            allowed = f"false with the strategy '{self.settings.strategy}': {base.needs_rounds}"
+            raise SettingsError(refusal("asynchronous", True, allowed))
         self.base, self.times = base, self.settings.asynchrony
         self.learner, self.images, self.own_start = base.learner, base.images, base.own_start
         self.buffer_size, self.needs_own_buffer = base.buffer_size, base.needs_own_buffer

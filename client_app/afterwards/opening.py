@@ -14,6 +14,7 @@ from learning.export import ModelManifest, save_model
 from learning.models import Architecture
 from learning.models.whole import whole_network
 from learning.packing import unpack_network
+from strategies.protocol.declared import excerpt
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, require
@@ -30,7 +31,7 @@ def take_home(
         ArchiveError: The file is no parcel.
         ParcelError: The parcel is damaged, or not sealed for this hospital in one of its runs.
         ModelError: The architecture is unknown.
-        SettingsError: The settings for images are not those with which the hospital joined the run.
+        SettingsError: A setting for images is not that with which the hospital joined the run.
         OSError: The parcel cannot be read, or the model cannot be written.
     """
     parcel = load(path)
@@ -39,7 +40,8 @@ def take_home(
     manifest = ModelManifest.from_label(label, settings, run)
     for key, value in joined_settings(run_folder(Store(store), run)).items():
         given = manifest.settings.get(key, value)
-        require(given == value, key, given, f"{value!r}, as in the run: give its config.toml")
+        allowed = f"{excerpt(value)}, as in the run: give its config.toml"
+        require(given == value, key, given, allowed)
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
         network = unpack_network(opened, label, {}, torch.device("cpu"))

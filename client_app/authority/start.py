@@ -68,12 +68,10 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     trusted = read_members(path)
     if trusted.get(site) != identity.member:
         line = member_line(site, identity.member).strip()
-        why = f"{path} has no line with this hospital's key. It must have: {line}"
+        found = "no line with this hospital's key"
         if site in trusted:
-            why += (
-                f" Its line has another key: if {store} was lost, restore it from a backup first."
-            )
-        raise OwnError(WHAT, why)
+            found = f"another key of this hospital: if {store} was lost, restore its backup first"
+        raise OwnError(WHAT, f"{path} has {found}. It must have: {line}")
     return [*sentences, f"Members: {_file_and_hash(path)}"]
 
 

@@ -47,7 +47,7 @@ class Console(logging.Handler):
         if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all of Flower's lines
             return console
         for handler in logger.handlers:
-            if isinstance(handler, cls):  # a simulation also loads the hospitals' app, later
+            if isinstance(handler, cls):  # Flower loads the hospitals' app later, in this process
                 return handler
         logger.addHandler(console)
         logger.addFilter(_remove_others)
@@ -95,7 +95,7 @@ class Console(logging.Handler):
 
 
 def _remove_others(_: LogRecord) -> bool:
-    """Remove Flower's own handler, before a record: Flower adds it when it is first imported."""
+    """Remove Flower's own handler. Flower may add it after the console, at its first import."""
     logger = logging.getLogger("flwr")
     for handler in [*logger.handlers]:
         if isinstance(handler, StreamHandler) and not isinstance(handler, FileHandler):

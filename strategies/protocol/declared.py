@@ -132,9 +132,9 @@ def refusal(key: str, value: Any, allowed: str) -> str:
 
 
 def excerpt(value: Any) -> str:
-    """A setting's value as it is written, without a password or token; a long one is cut."""
+    """A setting's value as in TOML, without a password or token; a long one is cut."""
     try:
-        text = redact(setting_text(value) if isinstance(value, bool) else repr(value))
+        text = redact(repr(value) if isinstance(value, str) else setting_text(value))
     except ValueError:  # Python refuses to write more than some thousand digits
         return "a number without end"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -211,7 +211,7 @@ CASES = [
     ("identity", as_folder, ""),
     ("identity", lambda path: path.write_bytes(b"short"), "has 5 bytes"),
     ("identity", lambda path: path.chmod(0o644), "others can read"),
-    ("identity", lambda path: path.write_bytes(os.urandom(64)), "restore it from a backup first"),
+    ("identity", lambda path: path.write_bytes(os.urandom(64)), "restore its backup first"),
 ]
 
 

@@ -99,7 +99,7 @@ def test_what_is_to_be_read_last_is_last_and_there_once(console, capsys):
 def test_it_stands_in_for_flower_s_handler_once_and_for_no_file(tmp_path, capsys):
     logger = logging.getLogger("flwr")
     before = [*logger.handlers]
-    file, early, late = logging.FileHandler(tmp_path / "log"), *[StreamHandler() for _ in "12"]
+    file, early, late = logging.FileHandler(tmp_path / "log"), StreamHandler(), StreamHandler()
     try:
         logger.handlers[:] = [file, early]
         first = Console.install(clock="")
