@@ -27,8 +27,9 @@ class Losses:
     leaves_after: int = 0  # rounds after which one hospital leaves for good; 0 = no hospital leaves
 
     def __str__(self) -> str:
-        lost = f"lost {self.share:g} " if self.share else ""
-        return lost + (f"leaves after {self.leaves_after}" if self.leaves_after else "")
+        lost = f"lost {self.share:g}" if self.share else ""
+        leaves = f"leaves after {self.leaves_after}" if self.leaves_after else ""
+        return " ".join(filter(None, [lost, leaves]))
 
     def is_lost(self, seed: int, server_round: int, hospital: int, hospitals: int) -> bool:
         """Whether a hospital, from 0, is away in a round, from 1."""

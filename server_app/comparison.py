@@ -101,7 +101,7 @@ SPLIT = (
     "enrolment",
 )
 _REPEATED = {"seed", "fold"}
-_FACTS = {"hospitals", "images", "commit"}  # facts of a run that are not settings
+_FACTS = {"hospitals", "images", "commit", "visits"}  # facts of a run that are not settings
 # Settings of all methods; the others belong to one method.
 _COMMON = {field.name.replace("_", "-") for field in fields(Settings)}
 

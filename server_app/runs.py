@@ -40,7 +40,7 @@ class CompletedRun:
     """A run that has completed."""
 
     path: Path  # its result directory
-    settings: dict[str, Any]  # its config.toml, by key
+    settings: dict[str, Any]  # its config.toml, by key; and `visits`, those lost on purpose
     status: str
     hospitals: list[str]  # those that answered
     figures: dict[str, float]  # those that are a single number
@@ -92,6 +92,7 @@ def _read(path: Path) -> CompletedRun:
     for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
         if type(settings[key]) is not wanted:
             raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
+    settings["visits"] = _note(path / "losses") or "all"
     summary = Summary.read(path, any_version=True)
     if summary.status == "failed":
         raise _NotCompletedError(f"failed: {summary.error}")
@@ -114,8 +115,13 @@ def _read(path: Path) -> CompletedRun:
         _means(models),
         {hospital: _images(own) for hospital, own in summary.data.items()},
         {"balanced_accuracy": chance, "accuracy": mean(shares), "auroc": 0.5},
-        read_text(path / "commit", LONGEST).strip() if (path / "commit").exists() else "",
+        _note(path / "commit"),
     )
+
+
+def _note(path: Path) -> str:
+    """The text of a file that benchmarks.reproduce adds to a result; empty = there is none."""
+    return read_text(path, LONGEST).strip() if path.exists() else ""
 
 
 def _curve(rounds: Any, values: Any) -> dict[int, float]:

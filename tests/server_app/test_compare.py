@@ -190,6 +190,18 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
     assert f"not to be compared with '{second.name}' (3 seeds are needed)" in said
 
 
+def test_runs_that_lose_visits_on_purpose_are_another_method(tmp_path):
+    for losses, value in (("", 0.6), ("lost 0.2", 0.5)):
+        run = write_run(tmp_path / f"runs-{losses}" / "run", "rwt", 0, (value, value))
+        (run / "losses").write_text(losses)
+    comparison = compare(sorted(tmp_path.iterdir()))
+    assert comparison.left_out == []
+    names = ["rwt, visits=all", "rwt, visits=lost 0.2"]
+    assert [method.name for method in comparison.methods] == names
+    values = "all ('rwt, visits=all'); lost 0.2 ('rwt, visits=lost 0.2')"
+    assert comparison.different_settings == [("setting", "visits", values)]
+
+
 def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
     for seed in (0, 1):
         for fold, more in enumerate((0.1, 0.3)):
