@@ -124,6 +124,11 @@ def members(
 
     private()
     path = members or store_dir / site / "members"
+    if not (members or path.exists() or "add" in (change or [])):
+        raise ValueError(
+            f"{path} is not there yet. A hospital with members='first-use' writes it in its first "
+            "run; --members names a consortium's own file."
+        )
     match change or []:
         case [] | ["list"]:
             pass

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from deploy.credentials import end_of
 from deploy.errors import DeployError
-from deploy.own_file import FILES
+from deploy.own_file import FILES, read_own
 from deploy.running import is_running, read_facts
 from deploy.server import hospitals_of, last_run_of
-from strategies.protocol.files import read_text
+from strategies.protocol.files import expand, read_text
 
 Lines = Iterator[tuple[str, str]]  # each with its label
 
@@ -18,7 +18,7 @@ def status(folder: Path) -> bool:
     """Print the status of a server or hospital; whether it runs, with valid certificates.
 
     Raises:
-        DeployError: The path is no folder of a server or hospital.
+        DeployError: The path is no folder of a server or hospital, or its file cannot be read.
     """
     folder = folder.absolute()
     if not any((folder / file).exists() for file in ("ca.crt", *FILES)):
@@ -31,8 +31,9 @@ def status(folder: Path) -> bool:
         certificates.append(_certificate(folder / "server.crt"))
         lines += _server(folder, facts) if runs else ()
     else:
+        facts = {**read_own(folder, "hospital.toml"), **facts}
         lines += _hospital(folder, facts)
-    disk = ("disk", _disk(Path(facts.get("store", folder))))
+    disk = ("disk", _disk(folder / expand(facts.get("store", "."))))
     print(f"{facts.get('name', 'server' if is_server else 'hospital')}, {folder}")
     for label, text in (*lines, *certificates, disk):
         print(f"  {label:<13}{text}")
@@ -40,7 +41,7 @@ def status(folder: Path) -> bool:
 
 
 def _hospital(folder: Path, facts: dict[str, str]) -> Lines:
-    yield "server", facts.get("server", "unknown: it has not been started yet")
+    yield "server", facts.get("server", "unknown: it is in no hospital.toml, and no start has named it")
     code = folder / "approved" / "code"
     yield "code", read_text(code).strip() if code.exists() else "none is approved"
 

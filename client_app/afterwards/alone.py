@@ -37,11 +37,13 @@ def settings_of(past: PastRun) -> Settings:
     """The settings of a run at the hospital, from the hospital's ledger.
 
     Raises:
-        SettingsError: There is no ledger of the run, as in a simulation. Or the hospital set files
-            of its own, or the run is of another version.
+        SettingsError: There is no ledger of the run, as in a simulation, or it is broken. Or the
+            hospital set files of its own, or the run is of another version.
     """
     config = past.settings
     give = "give the settings of the run with --run-config, such as the file config.toml"
+    if past.hidden:
+        raise SettingsError(f"The settings of the run {past.run} are unknown. {past.hidden}")
     if not config:
         raise SettingsError(f"There is no ledger of the run {past.run}: {give} of its results.")
     for key, value in past.own_settings.items():

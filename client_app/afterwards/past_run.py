@@ -231,6 +231,11 @@ class PastRun:
         return unflatten_dict({key: settings.get(key, each) for key, each in defaults().items()})
 
     @property
+    def hidden(self) -> str:
+        """Reason why a broken ledger does not show the run's settings and policy; else empty."""
+        return "" if self.terms else self.fault
+
+    @property
     def own_settings(self) -> dict[str, str]:
         """Settings that the hospital's node-config replaced; file settings have no file name."""
         pairs = (text.partition("=") for text in self.card.get("own-settings", ()))
@@ -252,9 +257,11 @@ class PastRun:
         """The policy in force at the end, in this file or the default one; None = a simulation.
 
         Raises:
-            SettingsError: Neither was in force.
+            SettingsError: Neither was in force, or a broken ledger does not show which one was.
             OwnError: The file cannot be read.
         """
+        if self.hidden:
+            raise SettingsError(f"The policy of the run {self.run} is unknown. {self.hidden}")
         chosen = self.policy_file(file)
         if self.policies and chosen is None:
             raise SettingsError("Give the policy of the run (--policy): it selected images.")

@@ -108,6 +108,9 @@ def test_members_without_a_file_are_those_of_the_store(call, graz, started, memb
     assert call("hospital", "start", "--hospital", "graz")[0] == 0
     assert started[0].members == members
     (graz / "store" / "graz").mkdir(parents=True)
+    for change in ((), ("list",), ("remove", "linz")):
+        status, _, error = call("members", *change, "--hospital", "graz")
+        assert (status, "writes it in its first run" in error) == (2, True)
     (graz / "store" / "graz" / "members").write_text("# none\n")
     assert call("members", "--hospital", "graz")[:2] == (0, "")
 

@@ -241,6 +241,24 @@ def test_the_settings_of_a_run_are_those_that_it_had_at_the_hospital(
             settings_of(past)
 
 
+def test_a_ledger_that_is_broken_at_its_start_is_the_reason(place, run, report):
+    """Without its first lines the policy and the settings of the run are unknown."""
+    ledger = path_of("graz", place / "store")
+    ledger.write_bytes(b"{}\n" + ledger.read_bytes())
+    broken = "Line 1 is no line of a ledger."
+    settings = place / "config.toml"
+    settings.write_text("num-server-rounds = 2\n")
+    to = ("--output", place / "predictions.csv")
+    for command in (
+        ("alone", "--data-dir", place / "images"),
+        ("alone", *own(place), "--run-config", settings),
+        ("predict", "--data", place / "images", "--calibrate", place / "images", *to),
+    ):
+        assert broken in run(place, *command)[1], command
+    _, _, shown = report(place, *own(place))
+    assert f"unknown. {broken}" in text_of(shown)
+
+
 def test_a_temperature_is_fitted_only_with_the_images_and_the_policy_of_the_run(
     place, run, tmp_path
 ):

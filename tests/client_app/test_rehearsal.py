@@ -166,3 +166,14 @@ def test_a_buffer_that_cannot_be_made_is_said(variant, level, tmp_path):
     write(tmp_path / "data", {"a": 11, "b": 11})
     card = card_of(tmp_path, sealed=True, strategy="feder", feder__variant=variant)
     assert {f.problem: f.level for f in card.findings}["no-buffer"] == level
+
+
+@pytest.mark.parametrize(("images", "warned"), [(20, True), (60, False)])
+def test_a_hospital_in_which_no_model_gets_a_figure_is_amber(images, warned, tmp_path):
+    """A third of the images of a class is for tests; 10 are the fewest by the default policy."""
+    write(tmp_path / "data", {"a": images, "b": images})
+    rules = "runs.sealed-only = false\nimages.min-train-patients = 2\n"
+    card = card_of(tmp_path, rules, test_fraction=1 / 3)
+    found = {each.problem: each.level for each in card.findings}
+    assert (found.get("no-figures") == "amber") == warned
+    assert "refused" not in found

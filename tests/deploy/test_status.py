@@ -218,6 +218,14 @@ def test_the_status_of_a_hospital_that_runs_and_of_one_that_does_not(graz, capsy
     assert "process      does not run\n" in capsys.readouterr().out
 
 
+def test_the_status_of_a_hospital_before_its_first_start_is_that_of_its_file(graz, capsys):
+    write_own(graz.folder, "hospital.toml", {"name": "graz", "server": "localhost:7"})
+    assert not status.status(graz.folder)
+    out = capsys.readouterr().out
+    assert out.startswith(f"graz, {graz.folder}\n")
+    assert "server       localhost:7\n" in out
+
+
 def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkeypatch, capsys):
     """Flower lists nodes; the names are those that were registered here."""
     folder = tmp_path / "server"

@@ -10,6 +10,7 @@ from client_app.authority.node_config import simulate
 from client_app.authority.permission import admit, admit_run, hash_weights, judge
 from client_app.authority.policy import Policy
 from client_app.datasets.findings import Finding
+from client_app.datasets.pool import large_class_rows
 from client_app.errors import LEAVES, line_of
 from client_app.hospital import Hospital, open_hospital
 from strategies.protocol.may_leave import check_answer
@@ -60,7 +61,9 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         )
     if strategy.buffer_size:
         yield from _check_buffer(hospital, needed=strategy.needs_own_buffer)
-    if not policy:
+    if hospital.policy:
+        yield from _check_figures(hospital, hospital.policy.figures.smallest_group)
+    else:
         yield from _check_default_policy(settings, hospital)
 
 
@@ -74,6 +77,19 @@ def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
             "images of this hospital can leave it.",
             "The hospital can take part in methods without synthetic images.",
             "red" if needed else "amber",
+        )
+
+
+def _check_figures(hospital: Hospital, fewest: int) -> Iterator[Finding]:
+    test = hospital.data.test
+    if len(large_class_rows(test.patients, test.strata, fewest)) == 0:
+        yield Finding(
+            "no-figures",
+            f"No class has test images of {fewest} patients (figures.smallest-group): no model gets "
+            "a figure at this hospital.",
+            "Add images of more patients. Or lower figures.smallest-group in the policy; then a "
+            "figure tells more of each patient.",
+            "amber",
         )
 
 
