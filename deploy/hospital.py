@@ -18,7 +18,7 @@ from deploy.credentials import check_key, end_of
 from deploy.errors import DeployError
 from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
-from deploy.transport import ALPN, free_port, split_address
+from deploy.transport import ALPN, check_free, free_port, split_address
 from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, expand, make_private
 from strategies.protocol.run_config import parse_pairs
@@ -63,9 +63,9 @@ def start_supernode(hospital: Hospital) -> None:
 
     Raises:
         DeployError: A file or the store of the last start is missing; the folder or the store
-            cannot be written to; a SuperNode already runs from the folder; no code is approved, or
-            approved code was changed; or the server's certificate is not valid, or not from the
-            consortium's authority.
+            cannot be written to; a SuperNode already runs from the folder; another program listens
+            on its port; no code is approved, or approved code was changed; or the server's
+            certificate is not valid, or not from the consortium's authority.
     """
     folder = hospital.folder.absolute()
     store = hospital.store_dir.absolute()
@@ -108,13 +108,15 @@ def start_supernode(hospital: Hospital) -> None:
         # Not in the user's own TMPDIR: the path of a socket has at most about a hundred characters.
         TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
     ):
+        if port := hospital.runtime_port:
+            check_free({"runtime-port": f"127.0.0.1:{port}"})
         forget_apps(folder / "flwr")
         command = [
             *("flower-supernode", "--superlink", hospital.server),
             *("--root-certificates", str(authority), "--auth-supernode-private-key", str(key)),
             *("--superexec-auth-secret-file", str(write_secret(folder))),
             *("--isolation", "process", "--host", "127.0.0.1"),
-            *("--port", str(hospital.runtime_port or free_port())),
+            *("--port", str(port or free_port())),
         ]
         environment = flower_environment(folder / "flwr")
         environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: json.dumps(config)}

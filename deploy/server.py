@@ -19,7 +19,13 @@ from deploy.credentials import end_of
 from deploy.errors import DeployError
 from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
-from deploy.transport import command_address, listen_options, split_address
+from deploy.transport import (
+    check_free,
+    command_address,
+    listen_addresses,
+    listen_options,
+    split_address,
+)
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import alone, parse_toml, read_bytes, read_json, write_whole
 from strategies.protocol.names import check_name, join_names
@@ -49,8 +55,9 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     (deploy.transport).
 
     Raises:
-        DeployError: The address is not host:port, a certificate is missing or not valid, the folder
-            cannot be written to, or a SuperLink already runs from it.
+        DeployError: The address is not host:port, or another program listens there; a certificate
+            is missing or not valid; the folder cannot be written to; or a SuperLink already runs
+            from it.
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
@@ -64,6 +71,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
     with lock(folder, "The server's SuperLink", fleet=fleet_address, control=address):
+        check_free(listen_addresses(fleet_address, control_port))
         own = {"address": address, "root-certificates": str(folder / "ca.crt")}
         write_whole(
             folder / "config.toml",

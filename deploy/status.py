@@ -41,7 +41,10 @@ def status(folder: Path) -> bool:
 
 
 def _hospital(folder: Path, facts: dict[str, str]) -> Lines:
-    yield "server", facts.get("server", "unknown: it is in no hospital.toml, and no start has named it")
+    yield (
+        "server",
+        facts.get("server", "unknown: it is in no hospital.toml, and no start has named it"),
+    )
     code = folder / "approved" / "code"
     yield "code", read_text(code).strip() if code.exists() else "none is approved"
 

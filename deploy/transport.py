@@ -7,9 +7,12 @@ with HTTP, for hospitals, commands and the server's own runs.
 import ipaddress
 import re
 import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.metadata import version
 
 from deploy.errors import DeployError
+from strategies.protocol.files import reason_of
 
 ONE_PORT = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 40)
 ALPN = "http/1.1" if ONE_PORT else "h2"  # the protocol that a SuperNode offers in TLS
@@ -60,6 +63,32 @@ def command_address(fleet_address: str, control_port: int) -> str:
         return f"127.0.0.1:{control_port}"
     host, _, port = fleet_address.rpartition(":")
     return f"{'127.0.0.1' if host in _EVERYWHERE else host}:{port}"
+
+
+def listen_addresses(fleet_address: str, control_port: int) -> dict[str, str]:
+    """Option -> host:port on which that SuperLink listens."""
+    own = {} if ONE_PORT else {"--control-port": command_address(fleet_address, control_port)}
+    return {"--fleet-address": fleet_address, **own}
+
+
+def check_free(addresses: Mapping[str, str]) -> None:
+    """Check before a start that programs can listen on each host:port, the values of options.
+
+    Raises:
+        DeployError: One of them cannot be used; as a rule, another program listens there.
+    """
+    with ExitStack() as held:
+        for option, address in addresses.items():
+            host, port = split_address(address, option)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                held.enter_context(socket.create_server((host, port), family=family))
+            except OSError as error:
+                reason = reason_of(error).partition(" (while")[0]  # Python adds the address
+                raise DeployError(
+                    f"{address} ({option}) cannot be used: {reason}. If another program listens "
+                    "there, end it, or choose another address."
+                ) from error
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -230,7 +231,8 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     monkeypatch.setattr(hospital, "check_server", lambda *_: None)
     monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
     monkeypatch.setattr(hospital, "Program", lambda *given, **_: started.append(given))
-    given = of(folder, any_code=any_code, runtime_port=9095)
+    port = transport.free_port()
+    given = of(folder, any_code=any_code, runtime_port=port)
     if not any_code:
         with pytest.raises(DeployError, match="has no approved code"):
             start_supernode(given)
@@ -241,7 +243,7 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     assert shlex.join(command) == (
         f"flower-supernode --superlink localhost:9092 --root-certificates {folder}/ca.crt "
         f"--auth-supernode-private-key {folder}/graz.key --superexec-auth-secret-file {secret} "
-        "--isolation process --host 127.0.0.1 --port 9095"
+        f"--isolation process --host 127.0.0.1 --port {port}"
     )
     assert Path(secret) == folder / "secret"  # a file in /tmp would be removed after ten days
     place = "any" if any_code else str(approved_code(folder))
@@ -459,10 +461,11 @@ def test_hospitals_that_are_registered_at_once_all_have_names(folder, flwr):
 def test_flower_can_read_the_address_of_a_server_in_any_folder(name, tmp_path, monkeypatch):
     make_authority(tmp_path / name, ["localhost"])
     monkeypatch.setattr(server, "keep_running", lambda *_: None)
-    server.start_superlink(tmp_path / name, "127.0.0.1:9", 8)
+    address, control = f"127.0.0.1:{transport.free_port()}", transport.free_port()
+    server.start_superlink(tmp_path / name, address, control)
     own = tomllib.loads((tmp_path / name / "config.toml").read_text())["superlink"]["fedhandoff"]
     assert own == {
-        "address": transport.command_address("127.0.0.1:9", 8),
+        "address": transport.command_address(address, control),
         "root-certificates": str(tmp_path / name / "ca.crt"),
     }
 
@@ -696,6 +699,28 @@ def test_an_address_that_cannot_be_one_is_refused_at_the_start(folder, address):
         check_server(address, folder / "ca.crt")
     with pytest.raises(DeployError, match=r"--fleet-address is .*: give host:port alone"):
         server.start_superlink(folder, address, 8000)
+
+
+@pytest.mark.parametrize("one_port", [False, True])
+def test_an_address_on_which_a_program_listens_is_refused_at_the_start(
+    one_port, folder, tmp_path, monkeypatch
+):
+    """Otherwise Flower's programs start again and again, each time with a traceback."""
+    monkeypatch.setattr(transport, "ONE_PORT", one_port)
+    monkeypatch.setattr(hospital, "check_server", lambda *_: None)
+    make_key(folder, "graz")
+    free = transport.free_port()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        used = listener.getsockname()[1]
+        cases = [(f"127.0.0.1:{used}", free), (f"0.0.0.0:{used}", free)]
+        cases += [] if one_port else [(f"127.0.0.1:{free}", used), (f"127.0.0.1:{free}", free)]
+        for fleet, control in cases:
+            with pytest.raises(DeployError, match=r"cannot be used: Address already in use\. If"):
+                server.start_superlink(tmp_path / "server", fleet, control)
+        with pytest.raises(DeployError, match=rf"127\.0\.0\.1:{used} \(runtime-port\) cannot be"):
+            start_supernode(of(folder, any_code=True, runtime_port=used))
+    with pytest.raises(DeployError, match=r"192\.0\.2\.1:9092 \(--fleet-address\) cannot be used"):
+        server.start_superlink(tmp_path / "server", "192.0.2.1:9092", free)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ def _check_figures(hospital: Hospital, fewest: int) -> Iterator[Finding]:
     if len(large_class_rows(test.patients, test.strata, fewest)) == 0:
         yield Finding(
             "no-figures",
-            f"No class has test images of {fewest} patients (figures.smallest-group): no model gets "
-            "a figure at this hospital.",
+            f"No class has test images of {fewest} patients (figures.smallest-group): no model "
+            "gets a figure at this hospital.",
             "Add images of more patients. Or lower figures.smallest-group in the policy; then a "
             "figure tells more of each patient.",
             "amber",
