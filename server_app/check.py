@@ -68,7 +68,7 @@ def check(
     strategy = strategy_of(settings)
     strategy.check(sealed=settings.sealed and not simulated)
     size = settings.image_size or (SIDES.get(settings.dataset, 0) if simulated else 0)
-    if strategy.buffer_size and settings.train.freeze != "body":  # features need no preset
+    if strategy.buffer_size and settings.gan.method == "stylegan2-ada":
         gan_preset(settings.gan, size)
     times = settings.asynchrony
     if times.replay:

@@ -6,26 +6,23 @@ from strategies.protocol.settings import GANSettings, Settings, SettingsError, d
 
 # Pixels a side of data sets that come with libraries.
 SIDES = {"digits": 8, "mnist": 28}
-# Settings that one `gan.method` reads, and the others do not.
-_OF = {
-    "stylegan2-ada": ("sampler", "clusters", "k", "kl", "iterations", "privacy-weight"),
-    "dp-mean-embedding": ("epsilon", "delta"),
-}
+_NOISE = {"gan.epsilon", "gan.delta"}  # read by dp-mean-embedding, which reads no other setting
 
 
 def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
     """Warnings about settings that are not read, about a hand-off in no round, and a slow GAN."""
     gan, usual, chosen = settings.gan, defaults(), settings.run_config
     makes_gan = strategy.buffer_size > 0 and gan.method == "stylegan2-ada"
-    if not strategy.buffer_size:
-        why = "this run makes no synthetic images"
-        unread = [key for key in chosen if key.startswith("gan.")]
-    else:
+    changed = {key for key in chosen if key.startswith("gan.") and chosen[key] != usual[key]}
+    why = "this run makes no synthetic images"
+    if strategy.buffer_size:
         why = f"'gan.method' is '{gan.method}'"
-        unread = [f"gan.{key}" for each in _OF.keys() - {gan.method} for key in _OF[each]]
-    changed = [key for key in unread if chosen[key] != usual[key]]
+        changed -= {"gan.method", *(_NOISE if gan.method == "dp-mean-embedding" else ())}
+    if makes_gan:
+        changed &= _NOISE
     sentences = [
-        f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed
+        f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}."
+        for key in sorted(changed)
     ]
     if strategy.begins_at_home and settings.num_server_rounds == 1:
         sentences.append(

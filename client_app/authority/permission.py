@@ -86,7 +86,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
         check_model(policy, architecture, RecordDict(), *hospital.memory_of_a_visit)
     if joins:
         check_suited(order.learner, hospital.architecture, settings)
-        if order.buffer_size:
+        if order.buffer_size and settings.gan.method == "stylegan2-ada":
             choose_preset(settings.gan.preset, size=max(shape[1:]))
     return hospital
 

@@ -62,6 +62,14 @@ def made(place, size=40):
     return make_buffer(place, size, time.monotonic() + 300)
 
 
+@pytest.mark.usefixtures("_quick_gate")
+def test_images_of_any_size_need_no_preset(hospital):
+    """It is the GAN's: the default one refuses images of 40 pixels. An unknown one is not read."""
+    release = made(hospital(image_size=40, gan__preset="huge"))
+    assert release.samples.images.shape == (40, 1, 40, 40)
+    assert {"mml-untrained-squeeze"} <= release.figures.keys()
+
+
 @pytest.mark.slow
 def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
     release = made(hospital())

@@ -263,12 +263,16 @@ def test_a_file_is_read_as_flower_reads_it(tmp_path):
         ("gan.preset='small' image-size=64", []),
         ("gan.preset='xray-256' image-size=256", ["861 hours or more"]),
         ("gan.preset='skin-256' image-size=256 gan.iterations=100", ["about 9 hours or more"]),
-        ("gan.preset='xray-256' image-size=256 gan.method='dp-mean-embedding'", []),
+        ("image-size=256 gan.method='dp-mean-embedding' gan.epsilon=2.0", []),
+        (
+            "gan.preset='small' image-size=64 gan.method='dp-mean-embedding'",
+            ["'gan.preset' is 'small', and is not read: 'gan.method' is 'dp-mean-embedding'"],
+        ),
         ("train.freeze='body' image-size=224 gan.method='class-gaussians'", []),
         ("gan.epsilon=2.0", ["'gan.epsilon' is 2.0, and is not read: 'gan.method' is 'stylegan2"]),
         (
             "gan.sampler='lci' gan.k=6 gan.method='dp-mean-embedding'",
-            ["'gan.sampler' is 'lci', and is not read: 'gan.method' is 'dp", "'gan.k' is 6"],
+            ["'gan.k' is 6", "'gan.sampler' is 'lci', and is not read: 'gan.method' is 'dp"],
         ),
         ("strategy='cwt' gan.sampler='plan'", ["is not read: this run makes no synthetic images"]),
     ],

@@ -43,7 +43,7 @@ from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
-from gan.presets import Preset, choose_preset
+from gan.presets import PRESETS, Preset, choose_preset
 from learning.errors import DeadlineError, DivergedError
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
@@ -65,18 +65,23 @@ def make_buffer(
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
     settings, gan, data = hospital.settings, hospital.settings.gan, hospital.data
-    # On features neither is used: the defaults need no file of weights.
-    chosen = ("tiny", 0) if data.whole else (gan.preset, gan.iterations)
-    preset = choose_preset(*chosen, max(data.train.shape[1:]))
+    trains_gan = gan.method == "stylegan2-ada"
+    if trains_gan:
+        preset = choose_preset(gan.preset, gan.iterations, max(data.train.shape[1:]))
+    else:
+        preset = PRESETS["tiny"]  # for its perceptual distance, which needs no file of weights
     distance = _distance(hospital, preset)
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = train if large is None else train[torch.from_numpy(large)]
     learnt = frequent_classes(countable, settings.release.min_class_images)
     images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
-    loss = [gan.privacy_weight, gan.privacy_reduction]
-    networks = [asdict(preset), distance.name, gan.inception_weights]
-    if gan.method == "stylegan2-ada":
+    rendering: list[object] = []
+    if trains_gan:
+        loss = [gan.privacy_weight, gan.privacy_reduction]
+        networks = [asdict(preset), distance.name, gan.inception_weights]
+        codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
+        rendering = [gan.projections, codes]
         parts = [VERSION, images, classes, loss, networks, seed]
     elif gan.method == "class-gaussians":
         parts = [images, classes]
@@ -87,8 +92,7 @@ def make_buffer(
     folder = f"gan/{_hash(gan.method, *parts)}"
     checks = [CHECKED, [*ATTACKS], fingerprint(data.test), asdict(settings.release)]
     checks += [_owners(data.train), _owners(data.test)]
-    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
-    name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
+    name = f"{folder}/{_hash(checks, size, *rendering, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
