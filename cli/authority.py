@@ -159,8 +159,8 @@ def ledger(
         lines, broken = read_to_break(path_of(site, store_dir))
     except OSError as error:
         raise ValueError(
-            f"There is no ledger to read: {error}. Name a hospital with --hospital; a simulation "
-            "has no ledger."
+            f"There is no ledger to read: {error}. Name a hospital with --hospital. A simulation "
+            "has no ledger, nor has a hospital before its first run."
         ) from error
     newest = lines[-1].hash if lines else "-"
     verdict = f"{broken or 'The chain is intact.'} Valid lines: {len(lines)}. Hash of the last: "

@@ -36,8 +36,9 @@ def amount(number: float, noun: str) -> str:
 
 
 def setting_text(value: object) -> str:
-    """A setting's value as in TOML, a text without its quotes."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A setting's value as in TOML; a text without its quotes, unless it is empty."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text or '""'
 
 
 def inert(value: object) -> object:

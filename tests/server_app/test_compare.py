@@ -218,6 +218,9 @@ def test_values_are_those_of_toml(tmp_path):
     write_run(tmp_path / "b", "rwt", 0, asynchronous=True)
     words = ("setting", "asynchronous", "false (cwt); true (rwt)")
     assert words in compare([tmp_path]).different_settings
+    write_run(tmp_path / "c", "fedavg", 0, asynchronous=True, pretrained="imagenet")
+    words = ("setting", "pretrained", '"" (cwt, rwt); imagenet (fedavg)')
+    assert words in compare([tmp_path]).different_settings
 
 
 def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
