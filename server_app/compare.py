@@ -89,8 +89,8 @@ def _tables(comparison: Comparison) -> Iterator[str]:
         yield f"{title}: {len(differences)} pairs of methods; --csv and --html write all of them."
     elif differences:
         yield f"{title}, differences:\n{_align([each.cells for each in differences])}"
-        if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
-            yield _wrap(note)
+    if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
+        yield _wrap(note)
 
 
 def _overview(methods: Sequence[Method], columns: Sequence[Column]) -> str:

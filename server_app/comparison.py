@@ -2,8 +2,9 @@
 
 The runs of one method differ only in `seed` and `fold`. Two methods are compared over the seeds
 that both have. A seed fixes the partition and the split of the images, so both methods have used
-the same images. With d_s the difference at seed s between the means over hospitals and folds, the
-interval is Student's (Biometrika 6, 1908), clipped to possible differences:
+the same images. With d_s the difference at seed s between the means over folds and over hospitals
+that both runs tested at, the interval is Student's (Biometrika 6, 1908), clipped to possible
+differences:
 
     mean(d) ± t_{0.975, n−1} · std(d) / √n
 Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7.
@@ -291,10 +292,20 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
     found: dict[int, list[float]] = {}
     for repeat in sorted(a.runs.keys() & b.runs.keys()):
         one, other = a.runs[repeat], b.runs[repeat]
-        ours, theirs = (column.figure(run, hospital) for run in (one, other))
+        ours, theirs = _figures(column, (one, other), hospital)
         if isfinite(ours - theirs) and _have_same_images(one, other):
             found.setdefault(repeat[0], []).append(ours - theirs)
     return {seed: fmean(folds) for seed, folds in found.items()}
+
+
+def _figures(column: Column, runs: Sequence[CompletedRun], hospital: str) -> list[float]:
+    """A figure of two runs, at one hospital or over the hospitals that have it in both runs."""
+    if not hospital:
+        tested = [{h for h in run.hospitals if isfinite(column.figure(run, h))} for run in runs]
+        if tested[0] != tested[1]:
+            both = tested[0] & tested[1]
+            return [mean(column.figure(run, h) for h in both) for run in runs]
+    return [column.figure(run, hospital) for run in runs]
 
 
 def compare(places: Iterable[Path]) -> Comparison:

@@ -8,11 +8,11 @@ from strategies.protocol.text import amount
 SEEDS = 3  # the least number of seeds for an interval
 ABOUT = (
     "Mean ± standard deviation over runs. At home: the model that a hospital holds after the "
-    "hand-off. Everywhere: every model at every hospital. Differences: mean over the seeds that "
-    "both methods have, with a 95 % interval from three seeds on (Student's t: hospitals of one "
-    "seed share their models and are no independent repetitions, and a bootstrap of so few seeds "
-    "is too narrow). It covers the effect of other seeds on the difference, not of other hospitals "
-    "or patients. One of 20 such intervals misses the true difference."
+    "hand-off. Everywhere: every model at every hospital. Differences: mean over the seeds and "
+    "hospitals that both methods have, with a 95 % interval from three seeds on (Student's t: "
+    "hospitals of one seed share their models and are no independent repetitions, and a bootstrap "
+    "of so few seeds is too narrow). It covers the effect of other seeds on the difference, not of "
+    "other hospitals or patients. One of 20 such intervals misses the true difference."
 )
 APART = "Not alike. Methods with other data or another split are not compared in pairs."
 
@@ -67,7 +67,7 @@ def conclude(
         text += f", which is not above that of a constant answer ({constant:.3f})"
     parts = {
         "shown to be above {}": above,
-        "shown to be below {} on common seeds": below,
+        "shown to be below {} on common seeds and hospitals": below,
         "not shown to differ from {}": [name for name in others if name not in named],
         f"not to be compared with {{}} ({SEEDS} seeds are needed)": few,
         "not compared with {} (no common seed with the same images)": apart,

@@ -223,6 +223,19 @@ def test_values_are_those_of_toml(tmp_path):
     assert words in compare([tmp_path]).different_settings
 
 
+def test_means_over_different_hospitals_are_not_compared(tmp_path):
+    """Hospital A is hard. It did not test rwt; cwt and rwt are alike at B."""
+    for seed in range(3):
+        write_run(tmp_path / "cwt" / f"{seed}", "cwt", seed, (0.5, 0.8))
+        write_run(tmp_path / "feder" / f"{seed}", "feder", seed, (0.5, nan))
+        write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (nan, 0.8))
+    comparison = compare([tmp_path])
+    for column in (BALANCED, HELD):
+        assert pair(comparison, ["cwt", "rwt"], column).by_seed == dict.fromkeys(range(3), 0.0)
+        assert pair(comparison, ["feder", "rwt"], column).by_seed == {}
+    assert "not shown to differ from cwt; not compared with feder" in comparison.conclusions[1]
+
+
 def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)
@@ -327,7 +340,7 @@ def test_a_method_that_is_below_another_on_common_seeds_is_said_to_be(tmp_path):
             write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (0.5, 0.5))
     _, everywhere = compare([tmp_path]).conclusions
     assert "cwt has the highest balanced accuracy (0.6" in everywhere
-    assert everywhere.endswith("; shown to be below rwt on common seeds.")
+    assert everywhere.endswith("; shown to be below rwt on common seeds and hospitals.")
 
 
 def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
@@ -344,11 +357,13 @@ def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
     assert "always the most frequent class: 0.90" in shown
 
 
-def test_many_comparisons_at_once_are_named(study):
+def test_many_comparisons_at_once_are_named(study, monkeypatch):
     comparison = compare([study])
     assert "6 pairs are compared at once" in text(comparison)
     assert "0.3 of these intervals" in text(comparison).replace("\n", " ")
     assert count_pairs(1) == ""
+    monkeypatch.setattr("server_app.compare_page.MOST_ROWS", 5)
+    assert "6 pairs are compared at once" in page(comparison)
 
 
 def test_the_page_has_curves_over_the_rounds(study):
@@ -366,6 +381,7 @@ def test_many_pairs_and_hospitals_are_left_to_the_files(study, tmp_path, monkeyp
     monkeypatch.setattr("server_app.compare.MOST_HOSPITALS", 1)
     shown = text(compare([study]))
     assert "6 pairs of methods; --csv and --html write all of them" in shown
+    assert "6 pairs are compared at once" in shown
     assert "by hospital" not in shown
 
 
