@@ -9,29 +9,34 @@ from torch import Tensor
 from gan.perceptual import PairwiseLPIPS
 from gan.pixel_range import from_bytes
 
-BLOCK, VALUES = 2048, 2**28  # most images, and features (1 GiB), in a block
+# Most features of the images that are searched for at once (2 GiB), and of those that are looked at
+# at once. With more of the first, fewer features are computed again.
+HELD, LOOKED_AT = 2**29, 2**26
+BLOCK = 2048  # most images that are looked at at once
 
 
 @torch.no_grad()
 def nearest(images: Tensor, others: Tensor, distance: PairwiseLPIPS) -> tuple[Tensor, Tensor]:
     """The distance [N] and index of the nearest other [M, C, H, W] of images [N, C, H, W].
 
-    Both are uint8, on the distance's device. Each block of images looks at all others once.
+    Both are uint8, on the distance's device.
     """
-    per_image = distance.features(from_bytes(images[:1])).numel()
-    size = max(1, min(BLOCK, VALUES // per_image))
+    values = distance.features(from_bytes(images[:1])).numel()
+    held, size = max(1, HELD // values), max(1, min(BLOCK, LOOKED_AT // values))
     distances, indices = [], []
-    for block in images.split(size):
-        x = distance.features(from_bytes(block))  # [n, F]
-        best = torch.full((len(x),), torch.inf, device=x.device)
+    for block in images.split(held):
+        x = torch.empty(len(block), values, device=block.device)  # [n, F]
+        for rows, part in zip(x.split(size), block.split(size), strict=True):
+            rows[:] = distance.features(from_bytes(part))
+        least = torch.full((len(x),), torch.inf, device=x.device)
         found = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         for number, part in enumerate(others.split(size)):
             y = distance.features(from_bytes(part))
-            # ‖x − y‖² − ‖x‖² has the same minimum over y; the nearest one's distance is then exact.
-            index = (y.square().sum(dim=1) - 2 * x @ y.T).argmin(dim=1)
-            exact = (x - y[index]).square().sum(dim=1)
-            better = exact < best
-            best, found = exact.where(better, best), (number * size + index).where(better, found)
-        distances.append(best)
+            # ‖x − y‖² − ‖x‖² has the same minimum over y.
+            value, index = (y.square().sum(dim=1) - 2 * (x @ y.T)).min(dim=1)
+            nearer = value < least
+            least, found = value.where(nearer, least), (number * size + index).where(nearer, found)
+        for rows, part in zip(x.split(size), others[found].split(size), strict=True):
+            distances.append((rows - distance.features(from_bytes(part))).square().sum(dim=1))
         indices.append(found)
     return torch.cat(distances), torch.cat(indices)

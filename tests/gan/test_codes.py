@@ -129,12 +129,14 @@ def test_mml_by_hand(source):
     assert found == pytest.approx(far.min().item() / 2, rel=1e-4)
 
 
-def test_the_nearest_of_any_block(source, monkeypatch):
-    """As in the matrix of all distances; 7 others in blocks of 2."""
+@pytest.mark.parametrize("held", [1, 2**29])
+def test_the_nearest_of_any_block(held, source, monkeypatch):
+    """As in the matrix of all distances; 7 others in blocks of 2, for one image or all at once."""
     distance = source().distance
     torch.manual_seed(2)
     images, others = (torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8) for n in (5, 7))
     monkeypatch.setattr("gan.nearest.BLOCK", 2)
+    monkeypatch.setattr("gan.nearest.HELD", held)
     far, which = nearest(images, others, distance)
     wanted = distance(images / 127.5 - 1, others / 127.5 - 1).min(dim=1)
     torch.testing.assert_close(far, wanted.values, atol=1e-5, rtol=1e-4)
