@@ -116,16 +116,18 @@ def _train(hospital: Hospital) -> nn.Module:
 
 def _manifest(past: PastRun, hospital: Hospital) -> ModelManifest:
     """The manifest of the model; the numbers of images are those of the run's models."""
-    of_run = past.model
+    of_run, rounds = past.model, hospital.settings.num_server_rounds
     return replace(
         of_run,
         lineage=past.site,
         settings={**of_run.settings, "strategy": "standalone"},
         architecture=hospital.architecture.whole or hospital.architecture.to_json(),
-        round=hospital.settings.num_server_rounds,
+        round=rounds,
         hop=1,
         epochs=hospital.settings.train.epochs,
-        visited=[past.site],
+        visited=[past.site] * rounds,
+        replayed=[],
+        not_own=[],
         parcel="",
         tested={},
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

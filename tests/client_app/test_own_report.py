@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from cli import main
+from client_app.afterwards.alone import _manifest as manifest_alone
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
 from client_app.afterwards.past_hospital import reopen_hospital
@@ -32,6 +34,7 @@ from client_app.store import Store
 from deploy.own_file import write_own
 from learning.evaluation import probabilities
 from learning.export import load_model
+from learning.model_card import model_card
 from learning.samples import Samples
 from pages.figures import assessment
 from pages.verdicts.home import ALL_ROUNDS, judge_home
@@ -182,7 +185,7 @@ def test_a_model_trained_alone_for_all_rounds_is_what_others_are_compared_with(
     assert manifest.architecture == label.architecture
     for name, tensor in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], tensor)
-    assert (manifest.visited, manifest.round, manifest.tested) == (["graz"], 2, {})
+    assert (manifest.visited, manifest.round, manifest.tested) == (label.visited, 2, {})
     assert manifest.settings["strategy"] == "standalone"
 
     settings = Settings.parse(run_config(**SETTINGS, dataset=f"folder:{place / 'images'}"))
@@ -195,6 +198,21 @@ def test_a_model_trained_alone_for_all_rounds_is_what_others_are_compared_with(
     assert f"its own, trained alone for all rounds | {balanced:.3f} (" in text
     assert "on graz's own test images, than graz's own model trained alone for all rounds." in text
     assert "before the first hand-off" not in text
+
+
+def test_the_card_of_a_model_trained_alone_names_no_image_of_others(place):
+    past = PastRun.find("graz", place / "store", None)
+    of_run = past.model
+    assert len(of_run.visited) == 2
+    lent = replace(of_run, replayed=["2=wien"], not_own=["2=none"])
+    vars(past)["models"] = {"graz": lent}
+    policy = Policy.read(place / "policy.toml")
+    hospital = reopen_hospital(past, place / "images", policy, settings_of(past))
+    card = model_card(manifest_alone(past, hospital))
+    assert "Visits: graz 2. Route: graz → graz. " in card
+    assert "It was trained on no synthetic images." in card
+    assert "At 1 of these visits" in model_card(lent)
+    assert "of these visits" not in card
 
 
 @pytest.mark.parametrize(
