@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -106,9 +107,15 @@ PACKAGES = [package for package in ALLOWED if "/" not in package]
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
+@cache
+def tree_of(path):
+    """The parsed code of a file."""
+    return ast.parse(path.read_text())
+
+
 def imports_of(path):
     """Every module that a file imports anywhere, with its full dotted name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -137,7 +144,7 @@ IN_PLACE = {
 
 def writes_of(path):
     """The lines of a file that write another file in place, and no draft."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call):
             target, _, name = ast.unparse(node.func).rpartition(".")
             words = [ast.unparse(each) for each in (*node.args, *node.keywords)]
@@ -183,7 +190,7 @@ def _is_within(name, modules):
 
 def private_in(path):
     """The names that a file takes of Flower's private modules, with their modules."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and _is_within(node.module, PRIVATE):
             yield from ((node.module, alias.name) for alias in node.names)
 
@@ -223,7 +230,7 @@ def test_there_are_no_circles():
     modules = {name.removesuffix(".__init__") for name in names.values()}
     graph = {}
     for path, name in names.items():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         types = {
             each
             for node in ast.walk(tree)
@@ -255,9 +262,9 @@ SAFE_WITH = {
 }
 
 
-def pickling_in(source):
-    """Every name in a source that can unpickle, under whatever alias; without the safe calls."""
-    nodes = [*ast.walk(ast.parse(source))]
+def pickling_in(tree):
+    """Every name in parsed code that can unpickle, under whatever alias; without the safe calls."""
+    nodes = [*ast.walk(tree)]
     aliases, safe = {}, set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -288,7 +295,7 @@ def pickling_in(source):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_pickled(path):
-    assert not [*pickling_in(path.read_text())]
+    assert not [*pickling_in(tree_of(path))]
 
 
 def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
@@ -296,7 +303,7 @@ def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
     reading = {
         path.name
         for path in sorted((ROOT / "client_app").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr == "node_config"
     }
     assert reading == {"node_config.py"}
@@ -324,7 +331,7 @@ def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
     ],
 )
 def test_pickling_is_found(source):
-    assert [*pickling_in(source)]
+    assert [*pickling_in(ast.parse(source))]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +344,7 @@ def test_pickling_is_found(source):
     ],
 )
 def test_what_does_not_pickle_is_let_through(source):
-    assert not [*pickling_in(source)]
+    assert not [*pickling_in(ast.parse(source))]
 
 
 @pytest.mark.parametrize("module", ["server_app.app", "client_app.app"])

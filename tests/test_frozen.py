@@ -262,6 +262,7 @@ def test_a_damaged_head_is_refused(tmp_path, exported):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.extra
 def test_onnx_computes_body_and_head_on_bytes(tmp_path, head):
     pytest.importorskip("onnxscript", reason="needs the extra onnx")

@@ -154,6 +154,7 @@ def visit_losses(victim, count=24):
     return told
 
 
+@pytest.mark.slow
 def test_no_loss_is_about_a_class_of_two_patients(tmp_path, monkeypatch):
     """Whatever their images are, only the noise differs; in a simulation the loss does."""
     monkeypatch.setattr(Disclosure, "question", lambda _, model: model)  # the same noise
@@ -168,6 +169,7 @@ def test_no_loss_is_about_a_class_of_two_patients(tmp_path, monkeypatch):
         assert (first == second) is real
 
 
+@pytest.mark.slow
 def test_losses_count_as_models_that_are_asked_about(tmp_path):
     victim = Victim(tmp_path, (250, 250), policy="figures.max-models = 3\n")
     told = visit_losses(victim, 5)

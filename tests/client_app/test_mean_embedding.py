@@ -64,10 +64,10 @@ def made(place, size=40):
 
 @pytest.mark.usefixtures("_quick_gate")
 def test_images_of_any_size_need_no_preset(hospital):
-    """It is the GAN's: the default one refuses images of 40 pixels. An unknown one is not read."""
-    release = made(hospital(image_size=40, gan__preset="huge"))
-    assert release.samples.images.shape == (40, 1, 40, 40)
-    assert {"mml-untrained-squeeze"} <= release.figures.keys()
+    """It is the GAN's: the default one refuses images of 33 pixels. An unknown one is not read."""
+    release = made(hospital(image_size=33, gan__preset="huge"), size=10)
+    assert release.samples.images.shape == (10, 1, 33, 33)
+    assert "mml-untrained-squeeze" in release.figures
 
 
 @pytest.mark.slow

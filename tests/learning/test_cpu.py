@@ -27,6 +27,7 @@ def _paged(which: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone has mallopt")
 def test_the_memory_of_a_batch_is_kept_for_the_next_one() -> None:
     paged, threads = _paged("prepared")

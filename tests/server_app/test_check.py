@@ -65,6 +65,16 @@ def refusal_of_a_hospital(text, store):
 WEIGHTS = "strategy='cwt' model='resnet18' pretrained='{file}'"
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of weights, and one that is none."""
+    folder = tmp_path_factory.mktemp("files")
+    files = {"file": folder / "resnet18.pth", "junk": folder / "junk.pth"}
+    torch.save(Architecture("resnet18", 3, 32, 32, 2).build().state_dict(), files["file"])
+    files["junk"].write_text("junk")
+    return files
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -83,11 +93,8 @@ WEIGHTS = "strategy='cwt' model='resnet18' pretrained='{file}'"
         ("strategy='cwt' test-fraction=0", "'test-fraction' is 0"),
     ],
 )
-def test_what_hospitals_refuse_at_enrolment_is_known_before(text, words, tmp_path):
+def test_what_hospitals_refuse_at_enrolment_is_known_before(text, words, files, tmp_path):
     """The images of 'digits' are grey, and have ten classes."""
-    files = {"file": tmp_path / "resnet18.pth", "junk": tmp_path / "junk.pth"}
-    torch.save(Architecture("resnet18", 3, 32, 32, 2).build().state_dict(), files["file"])
-    files["junk"].write_text("junk")
     chosen = {each.split("=")[0]: each for each in text.format(**files).split()}  # the last counts
     text = " ".join(chosen.values())
     answer = refusal_of_a_hospital(text, tmp_path / "store")
