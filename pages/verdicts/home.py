@@ -70,7 +70,14 @@ def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
             "the commands below only to examine it."
         )
     else:
-        text = f"{capital(name)}: it has the highest balanced accuracy here, {figure}."
+        text = f"{capital(name)}: it has the highest balanced accuracy here, {figure}"
+        alone = own and own["balanced_accuracy"]
+        if alone and alone["value"] > best["balanced_accuracy"]["value"]:
+            text += (
+                f", but for {site}'s own {own_name(own)} with {number(alone)}; neither is shown "
+            )
+            text += "to be better"
+        text += "."
         if sum(row["kind"] != "standalone" for row in rows) > 1:
             text += (
                 " It was chosen by its own test images, so it is probably a little worse on new "
@@ -107,7 +114,7 @@ def judge_home(
         first["judgement"] = gravest_judgement(first["judgement"], "note")
     yield first
     name = f"the hospital's own {own_name(own)}"
-    of_best = describe(best, f"The best here is {model_name(best)}, with", own, name)
+    of_best = describe(best, f"The best here after the run is {model_name(best)}, with", own, name)
     of_best["judgement"] = gravest_judgement(of_best["judgement"], "note")  # a choice flatters
     yield of_best
     yield from compare_largest_class([best])
@@ -127,7 +134,7 @@ def judge_home(
 def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | None) -> Verdict:
     """The comparison of the models that were handed on with the hospital's own."""
     if not handed:
-        text = f"Every model here was trained at {site} alone: nothing was handed on."
+        text = f"Every model here was trained at {site} alone: no model was handed on."
         return verdict("note", text)
     one, own_one = len(handed) == 1, f"{site}'s own model {own_name(own)}"
     those = f"the {'one model that was' if one else f'{len(handed)} models that were'} handed on"

@@ -676,7 +676,7 @@ def test_no_check_mark_while_a_model_at_home_is_at_chance(at_chance):
 def test_where_nothing_was_handed_on_nothing_is_compared():
     judgement, said = next(sentences(PAST, [row("graz", 0.8, 0.3)]))
     assert judgement == "note"
-    assert "nothing was handed on" in said
+    assert "no model was handed on" in said
 
 
 def test_a_class_that_is_not_found_is_named():
@@ -686,6 +686,10 @@ def test_a_class_that_is_not_found_is_named():
     assert said[1] == "'b' finds no image of 'benign'."
     rare = row("a", 0.8, 0.1, found=(0.9, 0.2))
     assert "'a' misses most of 'melanoma': it finds 0.200" in [*sentences(PAST, [rare])][-1][1]
+
+
+def advised(past, rows):
+    return advice(past, rows)["advice"]
 
 
 def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
@@ -701,8 +705,11 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
         run="r",
         folder=Path("x/graz"),
     )
-    assert "None is advised" in advice(past, [worse])["advice"]
-    assert "highest balanced accuracy here" in advice(past, [good])["advice"]
+    assert "None is advised" in advised(past, [worse])
+    assert "highest balanced accuracy here, 0.800 (0.750 to 0.850). No" in advised(past, [good])
+    own, open_ = row("standalone", 0.9), row("a", 0.8, -0.1, width=0.2)
+    higher = "before the first hand-off with 0.900 (0.850 to 0.950); neither is shown to be better."
+    assert higher in advised(past, [own, open_])
 
 
 def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):
