@@ -48,8 +48,11 @@ def chance(row: Assessment) -> float:
 
 
 def mean_chance(rows: Iterable[Assessment]) -> float:
-    """The mean of `chance` over assessments; NaN if it is unknown for all."""
-    known = [same for row in rows if isfinite(same := chance(row))]
+    """The mean balanced accuracy of constant answers; NaN if it is unknown for all assessments.
+
+    Where one class is tested, the constant answer is always right.
+    """
+    known = [1 / count for row in rows if (count := len(tested_classes(row)))]
     return sum(known) / len(known) if known else nan
 
 
@@ -99,8 +102,12 @@ def judge_all(rows: Sequence[Assessment]) -> str:
 
 
 def is_useful(row: Assessment) -> bool:
-    """Whether a model may be better than chance, and is not worse than the hospital's own."""
-    return judge(row) in ("good", "note") and row["compared"] != "worse"
+    """Whether a model may be better than chance, and is not worse than the hospital's own.
+
+    On the images of one class no model is better than the constant answer.
+    """
+    may_be_better = judge(row) in ("good", "note") and len(tested_classes(row)) != 1
+    return may_be_better and row["compared"] != "worse"
 
 
 def objection(row: Assessment) -> str:
@@ -144,13 +151,10 @@ def pair(row: Assessment) -> str:
 def describe(row: Assessment, subject: str, own: Assessment | None, name: str) -> Verdict:
     """The verdict on a model at a hospital beside the hospital's own, which is called `name`."""
     noised = is_noised([row])
+    some = missing_classes([row])
+    classes = f" of {some} of {len(row['classes'])} classes" if some else ""
     text = f"{subject} balanced accuracy {number(row['balanced_accuracy'])}"
-    if noised:
-        some = missing_classes([row])
-        classes = f" of {some} of {len(row['classes'])} classes" if some else ""
-        text += f" with noise, on about {size(row)}{classes}."
-    else:
-        text += f" on {size(row)}."
+    text += f"{' with noise, on about' if noised else ' on'} {size(row)}{classes}."
     judgement = "note"
     own = own if own and own["balanced_accuracy"] else None
     if row["gain"] and (noised or own):

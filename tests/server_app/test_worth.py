@@ -8,7 +8,7 @@ import pytest
 from pages.figures import assessment
 from pages.figures_view import compared_cell
 from pages.page import Marked
-from pages.verdicts.model import judge, objection, pair, worst_pair
+from pages.verdicts.model import is_useful, judge, objection, pair, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
 from server_app.report import render
@@ -247,6 +247,21 @@ def test_where_one_class_is_tested_nobody_can_say_what_is_above_chance():
     perfect = assessment("model", "m", "linz", told(1.0, 0, sizes=(80, 0)), CLASSES)
     assert judge(perfect) == "note"
     assert not objection(perfect)
+    assert not is_useful(perfect)
+
+
+def test_a_mean_is_beside_a_constant_answer_at_the_same_hospitals():
+    """B tests one class, of which it finds all; the constant answer has 0.75 on average."""
+    at = {"A": told(0.5, 0.4), "B": told(1.0, 0, sizes=(80, 0))}
+    at["B"] = {k: v for k, v in at["B"].items() if "of-class-1" not in k}
+    at["B"] |= {f"balanced-accuracy{end}": 1.0 for end in ("", "-low", "-high")}
+    summary = summary_of({pair: at[pair[1]] for pair in EVERYWHERE})
+    _, text = said(summary)[0]
+    assert "balanced accuracy 0.725" in text
+    assert text.endswith("Always the same answer gives 0.750.")
+    (_, of_a), (_, of_b) = sorted(said(summary, "hospital"), key=lambda each: each[1])
+    assert "A holds a model with balanced accuracy 0.450 (0.400 to 0.500) on 100 images." in of_a
+    assert "1.000 (1.000 to 1.000) on 80 images of 1 of 2 classes." in of_b
 
 
 def test_where_no_class_is_told_nobody_knows_what_chance_is():
