@@ -264,8 +264,8 @@ class Summary:
     # `model`), per ensemble and hospital, and per hospital for its own model before the first
     # hand-off (`standalone`); see above.
     assessments: list[dict[str, Any]] = run_figure(attrgetter("assessments"), list[_Row])
-    # One row per model, and one for the ensemble, over the test images of all hospitals; AUROC and
-    # calibration error are means over hospitals.
+    # One row per model, and one for the ensemble, over the test images of all hospitals that tested
+    # it; AUROC and calibration error are means over these hospitals.
     pooled: list[dict[str, Any]] = run_figure(attrgetter("pooled"), list[_Row])
     # Per hospital the `kind` of its images, the `images`, `patients`, `classes` and `fingerprint`
     # of its `train` and `test` images, the number of further `unusable` images, and
@@ -420,7 +420,7 @@ class Summary:
     )
     # With tasks (server_app/tasks.py), lists over tasks: the round in which each task
     # `begins`, the `accuracy` on it after each evaluated round, and its row of `matrix` R after its
-    # last round. Over all tasks but the last: `forgetting` and `backward_transfer`. Also
+    # last evaluated round. Over all tasks but the last: `forgetting` and `backward_transfer`. Also
     # `own_streams`: whether each hospital has a task order, or durations, of its own.
     tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
     # Only for asynchronous runs and runs in virtual time: server_app/timing.py.

@@ -149,6 +149,7 @@ def test_the_page_does_not_call_other_models_those_that_hospitals_hold():
     assert "Balanced accuracy of every model at every hospital that tested it; on" in shown
     assert "Mean of every model at every hospital" in shown
     assert "the models that hospitals hold" not in shown
+    assert "Every model on the images of all hospitals that tested it, together" in shown
     assert "the model that a hospital holds, on its own" in render(
         "run", summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.8))), [], ""
     )
