@@ -168,11 +168,11 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
 
 
 def _limits(manifest: ModelManifest) -> Iterator[str]:
-    tested = ", ".join(map(_plain, manifest.tested)) or "none that is known here"
+    tested = ", ".join(map(_plain, manifest.tested)) or "none"
     yield (
         "- It is **not a medical device**: nobody has approved it for diagnosis or treatment.\n"
-        f"- Hospitals that tested it: {tested}. Its performance for other hospitals, devices and "
-        "patients is not known."
+        f"- Hospitals whose tests are known here: {tested}. Its performance for other hospitals, "
+        "devices and patients is not known here."
     )
     for hospital, figures in manifest.tested.items():
         recalls = [figures.get(f"recall-of-class-{k}") for k in range(len(manifest.classes))]
@@ -180,7 +180,8 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
         missed = [_plain(name) for name, recall in pairs if recall == 0]
         if missed and not _is_noised(figures):
             yield f"- At {_plain(hospital)} it found **no image** of: {', '.join(missed)}."
-    for hospital, counts in manifest.images.items():
+    for hospital in manifest.tested:
+        counts = manifest.images.get(hospital, {})
         rare = [name for name in manifest.classes if not counts.get(f"test/{name}")]
         counted = any(key.startswith("test/") for key in counts)
         if counted and rare:

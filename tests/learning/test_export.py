@@ -227,6 +227,14 @@ def test_the_card_says_what_a_model_has_seen_and_nothing_else():
     assert "| wien | all | 735 | 80 |" in card
 
 
+def test_the_card_says_of_no_other_hospital_that_it_tested_the_model():
+    images = {"graz": {"test/naevus": 9}, "linz": {"test/naevus": 9}}
+    card = model_card(manifest_of(architecture(), images=images))
+    assert "Hospitals whose tests are known here: graz. " in card
+    assert "graz tested it on few images, or none, of: melanoma, other." in card
+    assert "linz tested it" not in card
+
+
 def test_a_file_of_an_older_version_is_read():
     manifest = manifest_of(architecture())
     whole = json.loads(manifest.to_json())
