@@ -163,8 +163,8 @@ def judge_gain(home: Figure, elsewhere: Figure) -> str:
     """The change of balanced accuracy by taking part, for own patients and for those of others."""
     own, others = map(_change, (home, elsewhere))
     return (
-        f"If a department takes part, its balanced accuracy for its own patients {own}; for "
-        f"patients of other departments it {others}."
+        f"If a department takes part, on average its balanced accuracy for its own patients "
+        f"{own}; for patients of other departments it {others}."
     )
 
 

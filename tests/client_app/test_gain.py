@@ -155,5 +155,7 @@ def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path,
 def test_the_verdict_says_only_what_the_interval_shows(low, high, words):
     figure: Figure = {"value": (low + high) / 2, "low": low, "high": high}
     other: Figure = {"value": 0.0, "low": -1.0, "high": 1.0}
-    assert f"own patients {words}" in judge_gain(figure, other)
+    assert f"on average its balanced accuracy for its own patients {words}" in judge_gain(
+        figure, other
+    )
     assert f"other departments it {words}" in judge_gain(other, figure)

@@ -327,6 +327,14 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     assert told["model"] == f"{past.run}/alone/graz"
 
 
+def test_an_average_has_no_list_of_its_hospitals(place):
+    past = PastRun.find("graz", place / "store", None)
+    vars(past)["models"] = {"global": replace(past.model, lineage="global", visited=[])}
+    text = text_of(page(past, [], "They moved.", None))
+    assert "global | several hospitals, averaged" in text
+    assert "hospitals in the models here" not in text
+
+
 def estimate(name, value):
     return {name: value, f"{name}-low": value - 0.1, f"{name}-high": value + 0.1}
 

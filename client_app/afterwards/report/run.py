@@ -35,7 +35,7 @@ def describe(past: PastRun) -> dict[str, Any]:
 
 def _facts(past: PastRun) -> list[tuple[str, object]]:
     rounds = [line.entry["round"] for line in past.answers if "round" in line.entry]
-    members = {name for model in past.models.values() for name in (model.lineage, *model.visited)}
+    members = {name for model in past.models.values() for name in model.visited}
     settings = past.settings
     asked = settings.get("num-server-rounds")
     sealed = "yes: the server could read no model" if settings.get("sealed") else "no"

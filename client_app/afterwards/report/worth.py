@@ -167,7 +167,7 @@ def models_at_home(past: PastRun) -> list[list[str]]:
 
 def _route(model: ModelManifest) -> str:
     if not model.visited:
-        return "all hospitals, averaged" if model.round else "nowhere"
+        return "several hospitals, averaged" if model.round else "nowhere"
     more = "… → " if len(model.visited) > ROUTE else ""
     return more + " → ".join(model.visited[-ROUTE:])
 
