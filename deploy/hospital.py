@@ -59,7 +59,7 @@ class Hospital:
 
 
 def start_supernode(hospital: Hospital) -> None:
-    """Run a hospital's SuperNode until SIGTERM or SIGINT.
+    """Run a hospital's SuperNode until SIGTERM, SIGINT or SIGHUP.
 
     Raises:
         DeployError: A file or the store of the last start is missing; the folder or the store

@@ -45,7 +45,7 @@ class NoSuperLinkError(DeployError):
 
 
 def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None:
-    """Run a SuperLink until SIGTERM or SIGINT.
+    """Run a SuperLink until SIGTERM, SIGINT or SIGHUP.
 
     The ServerApp has its own process, so that a run survives a restart of the SuperLink. The
     SuperLink accepts commands (`register`, `run`) only from this machine, from users who can read

@@ -151,15 +151,19 @@ class Program:
 
 
 def keep_running(*programs: Program) -> None:
-    """Keep programs running until SIGTERM or SIGINT, then end them, the last one first."""
+    """Keep programs running until SIGTERM, SIGINT or SIGHUP, then end them, the last one first.
+
+    SIGHUP is the end of the terminal. It is ignored where it was ignored before, as by nohup.
+    """
     stopping = False
 
     def stop(number: int, frame: object) -> None:
         nonlocal stopping
         stopping = True
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         while not stopping:
             for program in programs:

@@ -632,7 +632,7 @@ def test_what_a_dead_program_leaves_behind_is_ended(script, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
     """It waits for the end of the program, and ends what the program leaves behind."""
     script(
