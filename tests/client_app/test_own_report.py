@@ -741,3 +741,4 @@ def test_attacks_on_the_models_that_the_hospital_handed_on_last(place, report):
         file.write('{"half a li')
     shown = text_of(report(place)[2])
     assert re.search(r"round 2 \| .* \(too few images to tell\) \| 0\.\d{3} \(", shown)
+    assert "than the policy's models.max-membership allows did not leave" in shown
