@@ -369,7 +369,7 @@ class Summary:
     # each hospital.
     visits: list[dict[str, Any]] = run_figure(attrgetter("versions"))
     # `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and `balanced_std` of the
-    # balanced one, over all finished visits of the last `LAST_ROUNDS` rounds. Where one model goes
+    # balanced one, over all tested visits of the last `LAST_ROUNDS` rounds. Where one model goes
     # from hospital to hospital, `std` is the amplitude of its oscillation.
     last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
     # The first round with the highest federation balanced accuracy (without it, personalized one).
