@@ -8,7 +8,9 @@ certificates in PEM, and keys in the format of `ssh-keygen -t ecdsa -b 384`.
 import inspect
 import ipaddress
 import re
+import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -91,6 +93,34 @@ def _read_key(
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeployError(f"{path} is a key of another kind, not an elliptic curve's: {cure}.")
     return key
+
+
+def check_server_files(folder: Path, host: str) -> None:
+    """Check a server's certificates and key by a handshake, as of a command that comes to `host`.
+
+    Raises:
+        DeployError: A file cannot be read, or they do not fit together.
+    """
+    for file in ("ca.crt", "server.crt"):
+        end_of(folder / file)
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # Without a password OpenSSL would ask for one in the terminal.
+        context.load_cert_chain(folder / "server.crt", folder / "server.key", lambda: "-")
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = context.wrap_bio(there, back, server_side=True)
+        trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+        client = trusting.wrap_bio(back, there, server_hostname=host)
+        for end in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except OSError as error:
+        reason = getattr(error, "verify_message", "") or reason_of(error).partition(" (_ssl")[0]
+        raise DeployError(
+            f"The server's certificate in {folder} cannot be used ({reason}): server.key must be "
+            "its key, without a password, and ca.crt must be the certificate of its authority. It "
+            f"must be valid for {host} (docs/deployment.md, step 1)."
+        ) from error
 
 
 def end_of(certificate: Path) -> datetime:

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from deploy.credentials import end_of
+from deploy.credentials import check_server_files
 from deploy.errors import DeployError
 from deploy.running import is_running, lock
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
@@ -56,8 +56,8 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
 
     Raises:
         DeployError: The address is not host:port, or another program listens there; a certificate
-            is missing or not valid; the folder cannot be written to; or a SuperLink already runs
-            from it.
+            is missing or cannot be used; the folder cannot be written to; or a SuperLink already
+            runs from it, or ends at its start.
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
@@ -66,10 +66,9 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             raise DeployError(
                 f"{folder / file} does not exist: make it with `fedhandoff server authority`."
             )
-    for file in ("ca.crt", "server.crt"):
-        end_of(folder / file)
     names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
+    check_server_files(folder, split_address(address, "--fleet-address")[0])
     with lock(folder, "The server's SuperLink", fleet=fleet_address, control=address):
         check_free(listen_addresses(fleet_address, control_port))
         own = {"address": address, "root-certificates": str(folder / "ca.crt")}
@@ -80,7 +79,10 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         forget_apps(folder)
         secret = write_secret(folder)
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
-        hint = f"Does another program listen on {fleet_address} or {address}?"
+        hint = (
+            f"If the lines above name the database: restore {folder / 'state.db'} from a backup, "
+            "or, if no hospital is registered yet, remove all files state.db*."
+        )
         work, environment = folder / "work", flower_environment(folder)
         environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", COMMANDS: address}
         keep_running(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.errors import DeployError
 from deploy.voice import Voice, say
 from deploy.watch import Watch
 from strategies.protocol.files import write_whole
@@ -97,13 +98,19 @@ class Program:
         self._next_start = 0.0
 
     def look_after(self) -> None:
-        """Start the program if it is not running and its pause is over; end it if it is wedged."""
+        """Start the program if it is not running and its pause is over; end it if it is wedged.
+
+        Raises:
+            DeployError: The program has ended and was never ready.
+        """
         name = self._command[0]
         if self._process is None:
             if time.monotonic() >= self._next_start:
                 self._start()
         elif (status := self._process.poll()) is not None:
             self._end_group()
+            if not self._voice.ready:
+                raise DeployError(f"{name} ended (status {status}) at its start. {self._hint}")
             say(f"{name} ended (status {status}); it is restarted in {PAUSE:.0f} s. {self._hint}")
             self._next_start = time.monotonic() + PAUSE
         elif self._watched and self._watch and self._watch.wedged():

@@ -39,6 +39,8 @@ PARDON = 20  # further failed attempts that are ignored after a refusal
 class Voice:
     """Prints the output of a program, line by line."""
 
+    ready = True  # whether the program has come so far that a restart can help if it ends
+
     def __init__(self) -> None:
         self._raw = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
 
@@ -115,6 +117,7 @@ class SuperLinkVoice(Voice):
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
         super().__init__()
         self.names = names
+        self.ready = self._raw
 
     def translate(self, text: str) -> str | None:
         """See `Voice`."""
@@ -127,6 +130,7 @@ class SuperLinkVoice(Voice):
         if found := re.match(r"(Created run|Finished task \d+ of run) (\d+)", text):
             return f"run {found[2]} {'begins' if found[1] == 'Created run' else 'has ended'}"
         if found := LISTENS.match(text):
+            self.ready = True
             return f"Hospitals can connect on {found[1]}."
         return None
 

@@ -25,7 +25,7 @@ from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
-from deploy.voice import Voice
+from deploy.voice import SuperLinkVoice, Voice
 
 ROOT = Path(__file__).parents[2]
 
@@ -610,6 +610,14 @@ def test_a_program_that_ends_is_started_again_with_a_hint_for_people(
     assert capsys.readouterr().out.count(line) == 2
 
 
+def test_a_superlink_that_ends_at_its_start_is_not_started_again(script, tmp_path):
+    """Without its line "Starting Fleet API": its database is damaged, for example."""
+    program = script("exit 3", "Look at the database.")
+    program._voice = SuperLinkVoice(dict)
+    with pytest.raises(DeployError, match=r"\(status 3\) at its start. Look at the database\."):
+        wait_until(lambda: len(starts(tmp_path)) == 2, program.look_after)
+
+
 def test_a_pause_is_kept_before_a_restart(script, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "PAUSE", 60.0)
     program = script("exit 3")
@@ -719,8 +727,8 @@ def test_an_address_on_which_a_program_listens_is_refused_at_the_start(
                 server.start_superlink(tmp_path / "server", fleet, control)
         with pytest.raises(DeployError, match=rf"127\.0\.0\.1:{used} \(runtime-port\) cannot be"):
             start_supernode(of(folder, any_code=True, runtime_port=used))
-    with pytest.raises(DeployError, match=r"192\.0\.2\.1:9092 \(--fleet-address\) cannot be used"):
-        server.start_superlink(tmp_path / "server", "192.0.2.1:9092", free)
+    with pytest.raises(DeployError, match=r"192\.0\.2\.7:9092 \(--fleet-address\) cannot be used"):
+        server.start_superlink(tmp_path / "server", "192.0.2.7:9092", free)
 
 
 @pytest.mark.parametrize(

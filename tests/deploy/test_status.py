@@ -199,6 +199,36 @@ def test_a_certificate_out_of_its_time_is_named_with_its_path_and_the_clock(
         server.start_superlink(tmp_path / "server", "127.0.0.1:1", 2)
 
 
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("a key of another certificate", "mismatch"),
+        ("what is no key", "PEM"),
+        ("another authority's certificate", "local issuer"),
+        ("another name's certificate", "IP address mismatch"),
+    ],
+)
+def test_a_certificate_that_the_server_s_own_commands_refuse_is_refused_at_the_start(
+    broken, reason, tmp_path, monkeypatch
+):
+    folder, other = tmp_path / "server", tmp_path / "other"
+    make_authority(folder, ["localhost"])
+    if "name" in broken:
+        monkeypatch.setattr(credentials, "HERE", ())
+        for file in ("server.crt", "server.key"):
+            (folder / file).unlink()
+        make_authority(folder, ["fl.example.org"])
+    else:
+        make_authority(other, ["localhost"])
+        (folder / "server.key").write_bytes((other / "server.key").read_bytes())
+    if "authority" in broken:
+        (folder / "server.crt").write_bytes((other / "server.crt").read_bytes())
+    if "no key" in broken:
+        (folder / "server.key").write_text("hello")
+    with pytest.raises(DeployError, match=rf"cannot be used \(.*{reason}.*\): server\.key must"):
+        server.start_superlink(folder, "127.0.0.1:1", 2)
+
+
 def test_what_is_no_certificate_is_named(graz):
     (graz.folder / "ca.crt").write_text("hello")
     with pytest.raises(DeployError, match=r"ca\.crt cannot be read as a certificate"):
