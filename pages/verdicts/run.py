@@ -57,9 +57,9 @@ def judge_run(
     held = [row for row in tests if row["held"]]
     own, noised = held or tests, is_noised(tests)
     learnt = judge_all(own) == "good"
+    silent = sorted({*holders} - {row["hospital"] for row in held}) if held else []
     found = []
     if held:
-        silent = sorted({*holders} - {row["hospital"] for row in held})
         who = ", the model that the hospital holds"
         found.append(_compare_chance("At", "hospital", who, headline, held, silent))
     if everywhere:
@@ -69,6 +69,9 @@ def judge_run(
     if not noised and isnan(headline["low"]):
         return found
     found += _gain(own, headline["round"], learnt, noised)
+    if silent:  # the figures of the others are no success of the run
+        for each in found:
+            each["judgement"] = gravest_judgement(each["judgement"], "note")
     found += () if noised else few_images(headline, own)
     models = [row for row in pooled if row["kind"] == "model"]
     found += missed_classes(models, "The model", learnt=learnt, noised=noised)

@@ -314,6 +314,15 @@ def test_a_hospital_that_tells_nothing_is_named():
     assert text.endswith("No figures from B.")
 
 
+def test_nothing_of_the_run_is_good_while_a_hospital_tells_nothing():
+    better = told(0.9, 0.8, gain=0.2)
+    summary = summary_of(
+        {("A", "A"): better, ("B", "A"): better, ("B", "B"): {}}, {"A": told(0.7, 0.6)}
+    )
+    kinds = {text.split()[0]: kind for kind, text in said(summary)}
+    assert (kinds["At"], kinds["Everywhere:"], kinds["Better"]) == ("open", "note", "note")
+
+
 @pytest.mark.parametrize(
     ("sizes", "said_of"),
     [((455, 5), "5 images of 'melanoma' at A"), ((437, 23), "23 images of 'melanoma' at A")],
