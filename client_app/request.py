@@ -108,7 +108,8 @@ class Request(Inquiry):
         hospital = admit(session.hospital, session.strategy, verb, order)
         if hospital.policy:
             allowed = find_timeout(session.strategy.settings, verb)[1]
-            clock.deadline = min(clock.deadline, time.monotonic() + allowed)
+            # In this order: the server's time to live may be NaN, and `min` would keep a first NaN.
+            clock.deadline = min(time.monotonic() + allowed, clock.deadline)
         run = run_folder(hospital.store, order.run)
         # In a simulation the owner may change settings and classes.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
