@@ -1,5 +1,6 @@
 """A hospital: its name, data, device, store and policy."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,8 +266,11 @@ def _own_settings(
         without_privacy=asked.without_privacy and rules.allow_without_privacy,
         untested=asked.untested and rules.allow_untested,
     )
+    # More threads than cores slow the hospital's machine down, and could use up its processes.
+    threads = min(settings.cpu_threads, os.cpu_count() or 1)
     # Otherwise a server could learn the share of unusable images from refusals.
-    return replace(settings, release=allowed, max_quarantined=policy.images.max_quarantined)
+    quarantined = policy.images.max_quarantined
+    return replace(settings, release=allowed, max_quarantined=quarantined, cpu_threads=threads)
 
 
 def _own_dataset(own: NodeConfig) -> str:

@@ -1,9 +1,12 @@
 """Orders that no honest server sends: out of turn, or for more than the run's settings say."""
 
+import math
+import os
 import time
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Message, RecordDict
 
 from client_app import request
@@ -143,12 +146,19 @@ def test_an_archive_is_asked_of_no_learner_that_has_none(tmp_path):
         assert answer.error.code == Failure.PARCEL
 
 
+@pytest.mark.parametrize("ttl", [1e9, math.inf, math.nan])
 @pytest.mark.parametrize(("verb", "limit"), [("query.prepare", 40.0), ("train", 30.0)])
-def test_a_message_keeps_the_machine_busy_no_longer_than_the_run_says(verb, limit, tmp_path):
+def test_a_message_keeps_the_machine_busy_no_longer_than_the_run_says(verb, limit, ttl, tmp_path):
     place = deployed(tmp_path, **RWT, hop_timeout=30.0, prepare_timeout=40.0)
-    clock, message = request.Clock(1e9), message_of(verb, ttl=1e9)
+    clock, message = request.Clock(ttl), message_of(verb, ttl=ttl)
     request.Request.open(message, place, clock)
     assert clock.deadline - time.monotonic() == pytest.approx(limit, abs=20)
+
+
+def test_a_run_starts_no_more_threads_than_a_hospital_has_cores(tmp_path):
+    place = deployed(tmp_path, **RWT, cpu_threads=1024)
+    request.Request.open(message_of("query.prepare"), place, request.Clock(60.0))
+    assert torch.get_num_threads() <= (os.cpu_count() or 1)
 
 
 SIMULATED = [{"num-partitions": 2}, {"partition-id": 0}, {"partition-id": 0, "num-partitions": 2}]
