@@ -204,7 +204,8 @@ def test_the_routes_of_one_model_have_a_row_for_each_round():
 def test_a_serial_run_is_shown_after_every_visit():
     """Every global accuracy is the mean of one 0.9 and otherwise 0.5."""
     text = text_of(fake_run(serial(NAMES, 4), "cwt-serial").page())
-    assert f"over all tested visits of the last 4 rounds: {0.5 + 0.4 / 3:.3f} ± 0.000. The deviation" in text
+    mean = f"{0.5 + 0.4 / 3:.3f} ± 0.000"
+    assert f"over all tested visits of the last 4 rounds: {mean}. The deviation" in text
     assert "Results by visit" not in learnt().page()
     assert "Results by visit" not in one_average().page()
 
