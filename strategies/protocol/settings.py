@@ -58,6 +58,7 @@ MAY_CHANGE = {
     "min-hospitals",
     "output-dir",
     "tracking",
+    "workers",
 }
 
 TableT = TypeVar("TableT")

@@ -244,6 +244,7 @@ def test_a_run_can_only_be_resumed_with_its_own_settings(tmp_path):
     assert "'resume' is" in refused(resume)  # nothing is kept yet
     (results.path / "checkpoint" / "state.json").touch()
     assert judged(resume)
+    assert judged(resume + " workers=1")  # with too many of them, memory runs out
     assert "'train.epochs' is 7, but the run to resume has 3" in refused(resume + " train.epochs=7")
 
 
