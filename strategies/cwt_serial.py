@@ -15,20 +15,20 @@ Deviations: none known. The learner is `plain`, with a fresh optimizer at every 
 from collections.abc import Mapping
 
 from strategies.engine.state import Model, State
-from strategies.engine.strategy import Strategy
+from strategies.engine.strategy import Strategy, commonest
 from strategies.engine.visit import Visit
 
 
 class CWTSerial(Strategy):
-    """One lineage; it starts with the model of the first hospital."""
+    """One lineage; it starts with the first model that most hospitals have sent."""
 
     tests_every_visit = True
     needs_rounds = "it has one model, and all other hospitals wait for the one that trains it"
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """Take in the first hospital's model alone."""
-        if not state.models:
-            state.models.update(list(newcomers.items())[:1])
+        """Take in this model alone."""
+        if newcomers and not state.models:
+            state.models.update([commonest(state, newcomers)])
 
     def plan(self, state: State) -> list[Visit]:
         """The model goes to the next hospital."""

@@ -28,7 +28,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from strategies.engine.state import Model, State
-from strategies.engine.strategy import RunError, Strategy
+from strategies.engine.strategy import RunError, Strategy, commonest
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import Count, declare
@@ -68,7 +68,7 @@ class FedAvg(Strategy):
         self.equal, self.sample = averaging.weights == "equal", averaging.sample
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """Start from the first hospital's model; all have derived the same one from the seed."""
+        """Start from the first model that most hospitals have sent."""
         if state.models or not newcomers:
             return
         begun = {name: _network_of(state, model) for name, model in newcomers.items()}
@@ -81,7 +81,7 @@ class FedAvg(Strategy):
         alike = [name for name, each in begun.items() if each == counts[0][0]]
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks; they train that of most hospitals", others)
-        first = newcomers[alike[0]]
+        _, first = commonest(state, {name: newcomers[name] for name in alike})
         state.models[GLOBAL] = build_global(
             state, first, {"model": state.shelf.arrays(first.parcel)}, 0
         )

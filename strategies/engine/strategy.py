@@ -1,6 +1,7 @@
 """The methods' base class: a few functions of a run's state. The engine does the rest."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -171,3 +172,16 @@ class HandsOn(Strategy):
 
         `source` is the hospital that hands on: the model's last place, unless models stay.
         """
+
+
+def commonest(state: State, newcomers: Mapping[str, Model]) -> tuple[str, Model]:
+    """The first of the hospitals that sent the commonest first model, and this model.
+
+    All derive the same model from the seed. So one hospital's bad first model begins no lineage of
+    all. Sealed models all differ.
+    """
+    hashes = {
+        name: state.shelf.label(model.parcel).hash_of["model"] for name, model in newcomers.items()
+    }
+    ((most, _),) = Counter(hashes.values()).most_common(1)
+    return next((name, newcomers[name]) for name, each in hashes.items() if each == most)

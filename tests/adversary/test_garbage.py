@@ -238,6 +238,19 @@ def test_a_model_that_has_unlearnt_everything_is_merely_bad(tmp_path):
     assert summary_of(result)["failures"] == []
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "cwt-serial"])
+def test_the_bad_first_model_of_one_hospital_begins_no_lineage_of_all(strategy):
+    class Odd(CountingHospital):
+        def prepare(self, message, order):
+            label = Manifest(self.name, "counter", order.classes)
+            content = RecordDict({**self.parcel(1e5, label), "metrics": MetricRecord()})
+            return Message(content, reply_to=message)
+
+    state, _ = counted(federation(3, h0=Odd("h0")), strategy=strategy)
+    (model,) = state.models.values()
+    assert state.shelf.arrays(model.parcel)["visits"].numpy()[0] < 100
+
+
 class Fussy(CountingHospital):
     """Refuses models that `useless` names, by who trained them last."""
 
