@@ -152,6 +152,8 @@ def _gain(
     if not rows:
         return
     gain, places = mean_over_hospitals(rows, "gain"), len({row["hospital"] for row in rows})
+    every = len({row["hospital"] for row in tests})
+    some = f"{places} of {every} hospitals" if places < every else amount(places, "hospital")
     partly = noised and missing_classes(rows)
     word = "" if partly else direction(gain)
     judgement = COMPARED.get(word, "open")
@@ -161,13 +163,15 @@ def _gain(
         text = f"Each hospital's exact page says whether models are better than {OWN}. With noise"
     else:
         text = f"Not shown to be better than {OWN}"
-    if not learnt or any(row["compared"] == "worse" for row in rows):
+    if not learnt or places < every or any(row["compared"] == "worse" for row in rows):
         judgement = gravest_judgement(judgement, "note")
     lowest = min(rows, key=lambda row: float(row["gain"]["value"]))
     where = f"at {lowest['hospital']}"
     if places > 1:
         lowest_gain = number(lowest["gain"], signed=True)
-        where = f"mean over {places} hospitals; lowest {lowest_gain} {where}"
+        where = f"mean over {some}; lowest {lowest_gain} {where}"
+    elif every > 1:
+        where += f", {some}"
     noun = "the model that a hospital holds" if rows[0]["held"] else "a model"
     yield verdict(
         judgement,
