@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 READ = {
     # The hospital's own node-config, as `hospital start` has checked it; without it, Flower's.
     "client_app/authority/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
+    # Whether `hospital start` has made the store.
+    "client_app/authority/ledger.py": {"NODE_CONFIG"},
     # Where the folder of stores is, for who names none; `hospital start` names one.
     "strategies/protocol/files.py": {"XDG_DATA_HOME"},
     # What is logged; no proxy to the own SuperLink.

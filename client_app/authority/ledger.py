@@ -35,7 +35,7 @@ from client_app.authority.ledger_index import (
     open_index,
 )
 from client_app.authority.ledger_shape import Asked, entry_of
-from client_app.authority.node_config import OwnError, is_simulated, policy_file
+from client_app.authority.node_config import NODE_CONFIG, OwnError, is_simulated, policy_file
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
 from client_app.run import NAME
@@ -101,11 +101,21 @@ class OwnLedger:
 
 
 def open_ledger(message: Message, context: Context, config: Mapping[str, Any]) -> OwnLedger | None:
-    """The ledger for a message; None in a simulation, or if another process writes the ledger."""
+    """The ledger for a message; None in a simulation, or if another process writes the ledger.
+
+    Raises:
+        OwnError: The store has gone since `hospital start` made it.
+    """
     if is_simulated(config) or isinstance(context, Handed):
         return None
     store = Path(str(config.get("store-dir", DEFAULT)))
     path = path_of(str(config.get("site", "hospital")), store)
+    if NODE_CONFIG in os.environ and not path.parent.is_dir():
+        raise OwnError(
+            "store",
+            f"{path.parent} has gone since the start: mount its disk, or restore it from a backup. "
+            "A new store would begin keys, ledger and privacy account again.",
+        )
     return OwnLedger(path, message, context, config)
 
 

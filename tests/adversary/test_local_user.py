@@ -126,6 +126,7 @@ def test_a_forged_context_turns_off_neither_policy_nor_ledger(tmp_path, monkeypa
     place = deployed(tmp_path, model="mlp")
     (tmp_path / "policy.toml").write_text("", "utf-8")
     monkeypatch.setenv(NODE_CONFIG, json.dumps(place.node_config))
+    (tmp_path / "store" / "graz").mkdir(parents=True)  # as `hospital start` does
     place.node_config = {"partition-id": 0, "num-partitions": 1, "data-dir": "/etc"}
     place.node_config |= {"site": "../../etc", "store-dir": str(tmp_path / "forged")}
     answer = ask(place)  # an open run, which the default policy refuses

@@ -1,6 +1,7 @@
 """Whatever a handler does, the server gets an answer, and nothing it should not."""
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from client_app.authority.node_config import NODE_CONFIG
 from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, DataError
 from client_app.release.guard import guard
@@ -26,6 +28,20 @@ def message(verb="train"):
 
 def guarded(message, handler):
     return guard(message, context(0, 1, {}), handler)
+
+
+def test_a_store_that_has_gone_since_the_start_is_not_begun_again(tmp_path, monkeypatch, caplog):
+    """A new one would have other keys, an empty ledger and an unused privacy account."""
+    own = {"site": "graz", "store-dir": str(tmp_path / "store")}
+    monkeypatch.setenv(NODE_CONFIG, json.dumps(own))
+    answer = guarded(message("query.live"), lambda m, c: Message(RecordDict(), reply_to=m))
+    assert answer.error.reason == "The hospital's store cannot be used; its own log says why."
+    assert f"{tmp_path}/store/graz has gone since the start: mount its disk" in caplog.text
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "store" / "graz").mkdir(parents=True)
+    assert not guarded(
+        message("query.live"), lambda m, c: Message(RecordDict(), reply_to=m)
+    ).has_error()
 
 
 def test_a_good_answer_passes():
