@@ -314,6 +314,14 @@ def test_a_hospital_that_tells_nothing_is_named():
     assert text.endswith("No figures from B.")
 
 
+def test_a_gain_at_some_hospitals_is_not_one_at_all():
+    """A serial method has an own model at the first hospital only."""
+    tests = {pair: told(0.9, 0.8, gain=0.2 if pair[1] == "A" else None) for pair in EVERYWHERE}
+    (found,) = [each for each in said(summary_of(tests)) if "own models" in each[1]]
+    assert found[0] == "note"
+    assert found[1].endswith("before the first hand-off, at A, 1 of 2 hospitals.")
+
+
 def test_nothing_of_the_run_is_good_while_a_hospital_tells_nothing():
     better = told(0.9, 0.8, gain=0.2)
     summary = summary_of(
