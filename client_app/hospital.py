@@ -24,7 +24,7 @@ from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
 from learning.cpu import prepare_cpu
 from learning.learners import LEARNERS
-from learning.learners.plain import Plain
+from learning.learners.plain import Learner, Plain
 from learning.models import Architecture
 from learning.models.preprocessing import have_unit_features, pixels_of
 from learning.randomness import use_seed
@@ -92,9 +92,13 @@ class Hospital:
 
         All tasks count as equally large.
         """
-        settings = self.settings
-        learner = LEARNERS.get(settings.learner or settings.strategy, Plain)
-        return learner.memory_of_a_visit(settings, len((self.whole or self.data).train))
+        images = len((self.whole or self.data).train)
+        return self.learner.memory_of_a_visit(self.settings, images)
+
+    @property
+    def learner(self) -> type[Learner]:
+        """The learner of the run's visits."""
+        return LEARNERS.get(self.settings.learner or self.settings.strategy, Plain)
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:

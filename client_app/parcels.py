@@ -66,7 +66,8 @@ def unpack(
         images += len(request.order.hash_of) * request.order.buffer_size
         copies += request.order.epochs * request.order.snapshots
         content = request.message.content
-        check_model(hospital.policy, label.architecture, content, batch, images, copies)
+        needed = batch, images, copies, hospital.learner.bytes_beside
+        check_model(hospital.policy, label.architecture, content, *needed)
         local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         beside: dict[str, dict[str, Tensor]] = {}

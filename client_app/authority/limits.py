@@ -7,6 +7,7 @@ and its libraries, and of a GAN's training.
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import RecordDict
@@ -32,6 +33,7 @@ def check_model(
     batch: int = 0,
     kept: int = 0,
     copies: int = 0,
+    beside: Callable[[Architecture], int] = lambda network: 0,
 ) -> None:
     """Refuse a network that needs too much memory, before it is built.
 
@@ -39,7 +41,7 @@ def check_model(
 
     `content` came in the message with the network. `batch` and `kept` are numbers of images (or
     vectors of features): in a training batch, and in the learner's memory and the buffers. The
-    learner also keeps `copies` of the network's weights.
+    learner also keeps `copies` of the network's weights, and bytes `beside` each kept image.
 
     Raises:
         PolicyError: The network is too large.
@@ -52,7 +54,8 @@ def check_model(
         weights = (COPIES + copies) * size
         needed = count_bytes(content) + weights + _activation_bytes(network, batch)
         value = 4 if network.whole else 1  # bytes: a feature is a float32
-        needed += kept * value * network.channels * network.height * network.width
+        each = value * network.channels * network.height * network.width
+        needed += kept * (each + (beside(network) if kept else 0))
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 

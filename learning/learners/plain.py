@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from learning.augmentation import Draws
 from learning.balance import class_weights, focal_losses
 from learning.errors import ModelError
+from learning.models import Architecture
 from learning.samples import Samples
 from learning.settings import ReservoirSettings
 from strategies.protocol.settings import Settings
@@ -164,6 +165,11 @@ class Learner:
         batch = max(own, min(kept.batch_size, kept.size))
         # Two draws make three passes where other learners make two.
         return batch + batch // 2 * (cls.draws - 1), kept.size, cls.copies
+
+    @classmethod
+    def bytes_beside(cls, architecture: Architecture) -> int:
+        """Bytes that the learner keeps beside each kept image; here none."""
+        return 0
 
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:

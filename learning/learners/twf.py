@@ -47,6 +47,7 @@ from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.importance import fisher_information
 from learning.learners.plain import Learner, Plain, Received
+from learning.models import Architecture
 from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, last_name, points, tap
 from learning.packing import check_layout, part
@@ -109,6 +110,13 @@ class TwF(Learner):
         own = cls.check(settings)
         given = not own.ewc or own.teacher.startswith(PUBLIC)
         require(given, "twf.ewc", own.ewc, f"0, if 'twf.teacher' is not a {PUBLIC}<file>")
+
+    @classmethod
+    def bytes_beside(cls, architecture: Architecture) -> int:
+        """The masks: a byte for each value."""
+        images = torch.empty((2, *architecture.image_shape), dtype=torch.uint8, device="meta")
+        _, features = tap(architecture.skeleton(), images)
+        return sum(halve(each).numel() for each in features) // 2
 
     def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
         """The kept teacher; otherwise the setting's teacher, or the network as it is now."""

@@ -72,6 +72,15 @@ def test_a_server_does_not_fill_the_memory_with_kept_images(tmp_path, caplog):
     assert "machine.max-memory-gb" in caplog.text
 
 
+def test_nor_with_masks_beside_the_images(tmp_path, caplog):
+    """Without masks it would be 808.5 MB; the masks of an image are 18 times as large as it."""
+    policy = f"{OPEN}[machine]\nmax-memory-gb = 0.82\n"
+    config = {"learner": "twf", "model": "cnn", "reservoir__size": 100_000}
+    joins, _ = visited(tmp_path, policy, **config)
+    assert joins.error.code == Failure.POLICY
+    assert "machine.max-memory-gb" in caplog.text
+
+
 def test_kept_features_count_with_four_bytes_for_each_number():
     """A million vectors of 1,000 float32 take 4 GB more than none."""
     policy = Policy.read()
@@ -100,7 +109,7 @@ def test_an_order_without_classes_does_not_go_round_those_of_the_run(verb, tmp_p
 def test_the_models_of_earlier_epochs_count_for_the_memory(tmp_path, monkeypatch):
     """The hospital keeps them until the visit ends."""
     counted = []
-    monkeypatch.setattr(parcels, "check_model", lambda *given: counted.append(given[-1]))
+    monkeypatch.setattr(parcels, "check_model", lambda *given: counted.append(given[5]))
     victim = Victim(tmp_path, SIZES)
     victim.place.run_config |= run_config(strategy="cwt-serial", evaluate__epochs=True)
     for snapshots in (False, True):

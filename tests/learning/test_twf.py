@@ -272,6 +272,16 @@ def test_masks_of_the_tasks_images_are_those_of_the_gates_at_the_end_of_a_visit(
     assert not all(after[f"mask-{point}"].all() for point in range(4))
 
 
+@pytest.mark.parametrize("side", [8, 16])
+def test_the_memory_of_a_visit_counts_the_masks(side):
+    architecture = Architecture("cnn", 1, side, side, 3)
+    samples = Samples(torch.zeros(4, 1, side, side, dtype=torch.uint8), torch.arange(4) % 3)
+    learner = learner_of(TwF, architecture.build(), samples, Received(task=1), **WEIGHTS)
+    learner.observe(samples, draws())
+    masks = [each for name, each in learner.rehearsal().items() if name.startswith("mask-")]
+    assert sum(each.nbytes for each in masks) == 4 * TwF.bytes_beside(architecture)
+
+
 def test_large_maps_are_kept_at_half_their_size():
     assert halve(torch.zeros(2, 3, 16, 16)).shape == (2, 3, 8, 8)
     assert halve(torch.zeros(2, 3, 14, 14)).shape == (2, 3, 14, 14)
