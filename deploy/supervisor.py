@@ -52,12 +52,18 @@ def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     # Requests to this machine use no proxy; others use the proxies that the environment names.
     exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     direct = f"{exempt},{HERE}" if exempt else HERE
+    # With a SOCKS proxy httpx, and so Flower's programs, would end with an error.
+    usable = {
+        key: value
+        for key, value in os.environ.items()
+        if not (key.lower().endswith("_proxy") and value.startswith("socks"))
+    }
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        **os.environ,
+        **usable,
         "no_proxy": direct,
         "NO_PROXY": direct,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,
         "FLWR_TELEMETRY_ENABLED": "0",

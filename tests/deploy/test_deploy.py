@@ -751,7 +751,11 @@ def test_programs_of_one_machine_talk_past_a_proxy(monkeypatch, name):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy.example.org:3128")
     monkeypatch.setenv(name, "intranet.example.org")
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy.example.org:1080")
+    monkeypatch.delenv("PATH")
     environment = supervisor.flower_environment(ROOT)
+    assert "ALL_PROXY" not in environment  # Flower's HTTP client ends with an error
+    assert environment["PATH"].endswith(os.defpath)
     for each in ("no_proxy", "NO_PROXY"):
         assert environment[each].split(",") == [
             *("intranet.example.org", "127.0.0.1", "localhost", "::1")
