@@ -82,10 +82,12 @@ class OwnLedger:
             PolicyError: The store is as large as the policy allows.
         """
         machine, run = _machine(self._config), _run(_request_fields(self._message))
+        visits = self._message.metadata.message_type.startswith("train")
         with _open_to_write(self.path) as index:
             if not self._is_live and (gone := index.find_missing(run)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, self._size)  # `append` needs the measured size
+            # `append` needs the measured size. A visit keeps more than its message brings.
+            refusal = index.make_room(machine, self._size, anew=visits)
         if refusal and not self._is_live:
             raise refusal
 

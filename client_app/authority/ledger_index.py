@@ -167,16 +167,16 @@ class Index:
             )
         return ""
 
-    def make_room(self, machine: MachineRules, more: int) -> PolicyError | None:
+    def make_room(self, machine: MachineRules, more: int, anew: bool) -> PolicyError | None:
         """The policy's refusal if `more` bytes would overfill the store; None otherwise.
 
-        The store is measured once an hour, and whenever it seems full.
+        The store is measured once an hour, whenever it seems full, and with `anew`.
 
         Raises:
             BrokenLedger: The ledger or its index was changed.
         """
         head, now, most = self.head(), time.time(), machine.max_disk_gb * GB
-        used, fresh = head.used, now - HOUR < head.counted <= now
+        used, fresh = head.used, not anew and now - HOUR < head.counted <= now
         if used + more > most or most != head.most or not fresh:
             used = disk_used(self.path.parents[1])
             self.move(replace(head, used=used, counted=now, most=most))

@@ -11,7 +11,7 @@ from client_app.app import app
 from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, PolicyError
 from client_app.run import count_visit
-from client_app.store import Store
+from client_app.store import Store, disk_used
 from learning.learners.plain import Learner
 from learning.models import Architecture
 from strategies.protocol.code import code_hash
@@ -79,6 +79,21 @@ def test_nor_with_masks_beside_the_images(tmp_path, caplog):
     joins, _ = visited(tmp_path, policy, **config)
     assert joins.error.code == Failure.POLICY
     assert "machine.max-memory-gb" in caplog.text
+
+
+def test_a_server_does_not_fill_the_disk_with_kept_images(tmp_path):
+    """In this order of hops, the images of no visit are discarded."""
+    policy = f"{OPEN}[machine]\nmax-disk-gb = 0.001\n"
+    victim = Victim(tmp_path, SIZES, policy)
+    config = {"learner": "er-ace", "reservoir__size": 100_000, "train__epochs": 50}
+    victim.place.run_config |= run_config(strategy="cwt", num_server_rounds=9, **config)
+    answers = [
+        victim.ask("train", victim.constant(0), learner="er-ace", epochs=50, hop=hop)
+        for hop in range(9, 0, -1)
+    ]
+    assert not answers[0].has_error()
+    assert answers[-1].error.code in (Failure.POLICY, Failure.LEDGER)
+    assert disk_used(tmp_path / "store") < 1.3e6
 
 
 def test_kept_features_count_with_four_bytes_for_each_number():
