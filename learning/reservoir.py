@@ -16,13 +16,14 @@ from learning.settings import ReservoirSettings
 class Reservoir:
     """At most `reservoir.size` rows [m, ...] of several `fields`, by name.
 
-    `kept` is the result of `state` at the end of the last visit; empty at the first.
+    `kept` is the result of `state` at the end of the last visit; empty at the first. Its rows may
+    change.
     """
 
     def __init__(self, settings: ReservoirSettings, kept: Mapping[str, Tensor]) -> None:
         self.size, self.batch_size = settings.size, settings.batch_size
         self.seen = int(kept["seen"]) if kept else 0
-        self.fields = {name: rows.clone() for name, rows in kept.items() if name != "seen"}
+        self.fields = {name: rows for name, rows in kept.items() if name != "seen"}
 
     def __len__(self) -> int:
         return min(self.seen, self.size)
