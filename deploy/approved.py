@@ -12,7 +12,14 @@ from shlex import quote
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
-from strategies.protocol.files import alone, make_private, read_bytes, reason_of, write_whole
+from strategies.protocol.files import (
+    alone,
+    make_private,
+    read_bytes,
+    reason_of,
+    write_new,
+    write_whole,
+)
 
 DIGITS = 16  # digits of a hash in the name of a folder
 
@@ -38,7 +45,7 @@ def approve(folder: Path, checkout: Path) -> str:
         for file in files:
             copy = draft / file.relative_to(checkout)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+            write_new(copy, file.read_bytes())  # on a full disk its error names the file
             copy.chmod(0o444)
         code = hash_of(draft)  # the checkout may change meanwhile
         place = approved / code[:DIGITS]

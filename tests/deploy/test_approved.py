@@ -1,5 +1,6 @@
 """The code that a hospital has approved: what is installed, and that a change of it is noticed."""
 
+import resource
 import shlex
 import shutil
 from unittest.mock import Mock
@@ -112,6 +113,17 @@ def test_the_draft_of_a_process_that_was_killed_is_removed(checkout, tmp_path, m
     assert len([*(tmp_path / "approved").glob(".draft-*")]) == 1
     approve(tmp_path, checkout)
     assert not [*(tmp_path / "approved").glob(".draft-*")]
+
+
+def test_on_a_full_disk_the_error_names_the_file(checkout, tmp_path):
+    write(checkout, "x" * 2000, "strategies/c.py")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"/approved/\.draft-.*/strategies/c\.py"):
+            approve(tmp_path / "graz", checkout)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_another_hash_is_not_that_of_the_code(checkout, tmp_path):
