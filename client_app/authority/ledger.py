@@ -82,12 +82,11 @@ class OwnLedger:
             PolicyError: The store is as large as the policy allows.
         """
         machine, run = _machine(self._config), _run(_request_fields(self._message))
-        visits = self._message.metadata.message_type.startswith("train")
         with _open_to_write(self.path) as index:
             if not self._is_live and (gone := index.find_missing(run)):
                 raise OwnError("files", gone)
-            # `append` needs the measured size. A visit keeps more than its message brings.
-            refusal = index.make_room(machine, self._size, anew=visits)
+            # `append` needs the measured size. A visit or a GAN keeps more than its message brings.
+            refusal = index.make_room(machine, self._size, anew=not self._is_live)
         if refusal and not self._is_live:
             raise refusal
 
