@@ -28,6 +28,13 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert (loaded["n"].shape, loaded["n"].item()) == ((), 5)
 
 
+@pytest.mark.parametrize(("size", "once"), [(1000, True), (2 * stores.SMALL, False)])
+def test_only_small_files_stay_in_memory(size, once, tmp_path):
+    store = Store(tmp_path)
+    store.save("terms", {"settings": np.zeros(size, "u1")})
+    assert (store.load_small("terms") is store.load_small("terms")) == once
+
+
 def test_a_kill_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     store = Store(tmp_path)
     store.save("home", {"w": np.zeros(2)})
