@@ -81,8 +81,9 @@ def disk_used(folder: Path) -> int:
     used = 0
     for inside, _, names in os.walk(folder):
         for name in names:
+            # Without Path, which takes twice as long: this runs before each message.
             with suppress(FileNotFoundError):  # a draft of another process
-                used += Path(inside, name).lstat().st_blocks * 512
+                used += os.lstat(f"{inside}/{name}").st_blocks * 512
     return used
 
 
