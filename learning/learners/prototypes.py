@@ -40,7 +40,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.errors import warn_once
 from learning.evaluation import split
+from learning.judgement import WORSE, random_samples
 from learning.learners.plain import Learner, Received
 from learning.models.rotation import TURNS, RotationNetwork
 from learning.packing import check_layout
@@ -152,9 +154,22 @@ class FedSpace(Pass):
             check_layout(memory, self._empty_prototypes(), "The prototypes")
             if memory["radius"] < 0:
                 raise ParcelError("The prototypes have a negative radius.")
-            self.prototypes = dict(memory)
+            if self._are_near(memory):
+                self.prototypes = dict(memory)
+            else:
+                warn_once("The server's prototypes are huge: visits do not use them.")
         known = _known_classes(self.prototypes)
         self.augmented = known[~torch.isin(known, self.classes)]
+
+    def _are_near(self, prototypes: Mapping[str, Tensor]) -> bool:
+        """Whether no prototype is `WORSE` times as far from 0 as features of random pixels.
+
+        One hospital's blow-up would otherwise make the training of all others diverge.
+        """
+        means, random = prototypes["means"], random_samples(self.samples, len(prototypes["means"]))
+        reach = WORSE * extract_features(self.model, random.images).norm(dim=1).max()
+        spread = prototypes["radius"] * means.shape[1] ** 0.5
+        return bool(means.norm(dim=1).max() <= reach and spread <= reach)
 
     def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
         """λ_R L_R, from features [N, d] of images without rotation, and their labels [N]."""

@@ -177,6 +177,15 @@ def test_fedspace_takes_its_own_until_the_server_has_some(network):
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("huge", [{"c2": (9e5, 2.0)}, {"c2": (0.5, 2.0), "radius": 9e5}])
+def test_fedspace_takes_its_own_instead_of_huge_ones(huge, network):
+    """A blow-up of one hospital's made the training of the others diverge."""
+    samples, kept = images(1, 1), prototypes(task=1, c0=(0.5, 2.0), c1=(9.0, 9.0))
+    visit = learner_of(FedSpace, network, samples, kept, prototypes(**huge), task=2)
+    assert visit.prototypes["means"].equal(kept["means"])
+    assert visit.augmented.tolist() == [0]
+
+
 def test_representation_by_hand():
     """z = e1, e1, e2 of classes 0, 0, 1. For both of class 0 log(e / (e + 1)); class 1 has no pair.
 
