@@ -119,6 +119,7 @@ class Results:
         self._page = live.LivePage(path)
         self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
+        self._said: tuple[int, str] | None = None  # the last line about an event
 
     @classmethod
     def open(cls, settings: Settings) -> tuple[Self, State]:
@@ -221,7 +222,9 @@ class Results:
         record = to_json({"time": event.time, **fields}, inf_nan_mode="null")
         with (self.path / LOG).open("ab") as file:
             file.write(record + b"\n")
-        if line := wording.event_line(event):
+        line = wording.event_line(event)
+        if line and line != self._said:  # a hospital tests several models in one answer
+            self._said = line
             self._say(*line)
 
     def round_finished(self, server_round: int) -> None:

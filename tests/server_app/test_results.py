@@ -340,9 +340,12 @@ def test_failures_and_long_answers_are_logged_at_once(results, said):
     results.record(Event("train", 2, 1, "A", "B", seconds=1.0))
     results.record(Event("train", 2, 1, "B", "A", seconds=75.2))
     results.record(Event("train", 2, 1, "C", "C", "gone", "The hospital is not connected."))
+    for model in "ABC":  # in one answer
+        results.record(Event("evaluate", 2, 1, "A", model, seconds=79.0))
     assert said == [
         "round 2: B took 75 s to train",
         "round 2: C failed to train (gone): The hospital is not connected.",
+        "round 2: A took 79 s to test",
     ]
 
 
