@@ -137,7 +137,7 @@ def test_imports_follow_the_arrows(path):
 # Files that are written in place, besides logs: in a folder that is a draft itself, or temporary;
 # the helpers; a pipe; and figures of a GAN, which its next check writes anew.
 IN_PLACE = {
-    *("deploy/approved.py", "deploy/demo.py", "deploy/server.py", "gan/projection.py"),
+    *("deploy/demo.py", "deploy/server.py", "gan/projection.py"),
     *("strategies/protocol/files.py", "gan/checkpoint.py", "warm/wire.py"),
 }
 
