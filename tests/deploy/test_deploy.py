@@ -648,7 +648,9 @@ def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
         f"sleep 60 & echo $! > {tmp_path}/child\necho > {tmp_path}/ready; wait"
     )
     code = (
-        "import os; from pathlib import Path; from deploy import supervisor as s, voice as v; "
+        "import os, signal; from pathlib import Path; "
+        "from deploy import supervisor as s, voice as v; "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # these tests may run under nohup
         f"program = s.Program(['{tmp_path}/program'], Path('{tmp_path}'), os.environ, v.Voice()); "
         "s.keep_running(program)"
     )
