@@ -570,7 +570,7 @@ def run_missing(
         try:
             result = start(folder, row, {**row.settings, **repeat.settings})
             write_whole(result / "commit", commit())
-            write_whole(result / "losses", str(row.losses))  # for `compare`
+            write_whole(result / "visits", str(row.losses))  # for `compare`
             summary = read_summary(result)
             reasons = sorted({failure["reason"] for failure in summary["failures"]})
             outcome = ": ".join([summary["status"], *reasons])

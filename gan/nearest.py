@@ -9,10 +9,10 @@ from torch import Tensor
 from gan.perceptual import PairwiseLPIPS
 from gan.pixel_range import from_bytes
 
-# Most features of the images that are searched for at once (2 GiB), and of those that are looked at
-# at once. With more of the first, fewer features are computed again.
-HELD, LOOKED_AT = 2**29, 2**26
-BLOCK = 2048  # most images that are looked at at once
+# Most features in memory: of `images` (2 GiB), and of `others` (256 MiB). With more of the first,
+# fewer features of the others are computed again.
+HELD, OTHERS = 2**29, 2**26
+BLOCK = 2048  # most others at once
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def nearest(images: Tensor, others: Tensor, distance: PairwiseLPIPS) -> tuple[Te
     Both are uint8, on the distance's device.
     """
     values = distance.features(from_bytes(images[:1])).numel()
-    held, size = max(1, HELD // values), max(1, min(BLOCK, LOOKED_AT // values))
+    held, size = max(1, HELD // values), max(1, min(BLOCK, OTHERS // values))
     distances, indices = [], []
     for block in images.split(held):
         x = torch.empty(len(block), values, device=block.device)  # [n, F]

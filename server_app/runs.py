@@ -40,7 +40,7 @@ class CompletedRun:
     """A run that has completed."""
 
     path: Path  # its result directory
-    settings: dict[str, Any]  # its config.toml, by key; and `visits`, those lost on purpose
+    settings: dict[str, Any]  # its config.toml, by key; `visits` says which were lost on purpose
     status: str
     hospitals: list[str]  # those that answered
     figures: dict[str, float]  # those that are a single number
@@ -92,7 +92,7 @@ def _read(path: Path) -> CompletedRun:
     for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
         if type(settings[key]) is not wanted:
             raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
-    settings["visits"] = _note(path / "losses") or "all"
+    settings["visits"] = _note(path / "visits") or "all"
     summary = Summary.read(path, any_version=True)
     if summary.status == "failed":
         raise _NotCompletedError(f"failed: {summary.error}")

@@ -664,7 +664,7 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
             assert (completed_result(row, Repeat(0), tmp_path / reason) is not None) == lost
     # With a small share it may be that no hospital is ever away.
     assert run_missing(first_row_of(table), tmp_path / "none", Runs())
-    noted = {path.read_text() for path in (tmp_path / "none").rglob("losses")}
+    noted = {path.read_text() for path in (tmp_path / "none").rglob("visits")}
     assert noted == {"lost 0.2"}
 
 

@@ -42,8 +42,8 @@ def settings_of(past: PastRun) -> Settings:
     """
     config = past.settings
     give = "give the settings of the run with --run-config, such as the file config.toml"
-    if past.hidden:
-        raise SettingsError(f"The settings of the run {past.run} are unknown. {past.hidden}")
+    if past.terms_fault:
+        raise SettingsError(f"The settings of the run {past.run} are unknown. {past.terms_fault}")
     if not config:
         raise SettingsError(f"There is no ledger of the run {past.run}: {give} of its results.")
     for key, value in past.own_settings.items():

@@ -231,8 +231,8 @@ class PastRun:
         return unflatten_dict({key: settings.get(key, each) for key, each in defaults().items()})
 
     @property
-    def hidden(self) -> str:
-        """Reason why a broken ledger does not show the run's settings and policy; else empty."""
+    def terms_fault(self) -> str:
+        """Why a broken ledger does not show the terms of the run; empty if it does."""
         return "" if self.terms else self.fault
 
     @property
@@ -260,8 +260,8 @@ class PastRun:
             SettingsError: Neither was in force, or a broken ledger does not show which one was.
             OwnError: The file cannot be read.
         """
-        if self.hidden:
-            raise SettingsError(f"The policy of the run {self.run} is unknown. {self.hidden}")
+        if self.terms_fault:
+            raise SettingsError(f"The policy of the run {self.run} is unknown. {self.terms_fault}")
         chosen = self.policy_file(file)
         if self.policies and chosen is None:
             raise SettingsError("Give the policy of the run (--policy): it selected images.")

@@ -73,10 +73,8 @@ def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
         text = f"{capital(name)}: it has the highest balanced accuracy here, {figure}"
         alone = own and own["balanced_accuracy"]
         if alone and alone["value"] > best["balanced_accuracy"]["value"]:
-            text += (
-                f", but for {site}'s own {own_name(own)} with {number(alone)}; neither is shown "
-            )
-            text += "to be better"
+            text += f", but for {site}'s own {own_name(own)} with {number(alone)}; neither is "
+            text += "shown to be better"
         text += "."
         if sum(row["kind"] != "standalone" for row in rows) > 1:
             text += (
@@ -163,8 +161,8 @@ def judge_gain(home: Figure, elsewhere: Figure) -> str:
     """The change of balanced accuracy by taking part, for own patients and for those of others."""
     own, others = map(_change, (home, elsewhere))
     return (
-        f"If a department takes part, on average its balanced accuracy for its own patients "
-        f"{own}; for patients of other departments it {others}."
+        f"If a department takes part, on average its balanced accuracy for its own patients {own}. "
+        f"For patients of other departments it {others}."
     )
 
 

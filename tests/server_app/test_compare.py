@@ -193,7 +193,7 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
 def test_runs_that_lose_visits_on_purpose_are_another_method(tmp_path):
     for losses, value in (("", 0.6), ("lost 0.2", 0.5)):
         run = write_run(tmp_path / f"runs-{losses}" / "run", "rwt", 0, (value, value))
-        (run / "losses").write_text(losses)
+        (run / "visits").write_text(losses)
     comparison = compare(sorted(tmp_path.iterdir()))
     assert comparison.left_out == []
     names = ["rwt, visits=all", "rwt, visits=lost 0.2"]

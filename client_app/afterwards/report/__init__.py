@@ -51,8 +51,8 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
         inexact = "Exact figures need the hospital's images (--data-dir)."
     elif not past.models:
         inexact = "Exact figures need a model of the run, and none is at home."
-    elif past.hidden:
-        inexact = f"Exact figures need the policy of the run, which is unknown. {past.hidden}"
+    elif past.terms_fault:
+        inexact = f"Exact figures need the policy of the run, which is unknown. {past.terms_fault}"
     elif past.policies and file is None:
         inexact = "Exact figures need the policy of the run (--policy), which selected images."
     else:
