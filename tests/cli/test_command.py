@@ -203,7 +203,9 @@ def test_ctrl_c_ends_with_its_own_status(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["run", "--run-config", "strategy='cwt'"], ["watch", "."]])
+@pytest.mark.parametrize(
+    "words", [["run", "--run-config", "strategy='cwt' num-server-rounds=99"], ["watch", "."]]
+)
 def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
     """At first modules are imported: of the command, of torch, and in the process of hospitals."""
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
