@@ -18,6 +18,7 @@ from server_app.results import check_same
 from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
+from strategies.engine.presence import SCENARIOS, plan_table
 from strategies.protocol.classes import outputs
 from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import OWN_FILES
@@ -67,6 +68,12 @@ def check(
     settings = Settings.parse(config)
     strategy = strategy_of(settings)
     strategy.check(sealed=settings.sealed and not simulated)
+    apart = simulated or all(kind.images != "everyone" for kind in strategy.kinds())
+    allowed = (
+        "one whose images stay at the hospitals, since these are not simulated (centralized.data, "
+        "filver.pretrain and filver.offline)"
+    )
+    require(apart, "strategy", settings.strategy, allowed)
     size = settings.image_size or (SIDES.get(settings.dataset, 0) if simulated else 0)
     if strategy.buffer_size and settings.gan.method == "stylegan2-ada":
         gan_preset(settings.gan, size)
@@ -79,6 +86,8 @@ def check(
         allowed = f"at most the number of hospitals, which is {hospitals}"
         fewest = settings.min_hospitals
         require(fewest <= hospitals, "min-hospitals", fewest, allowed)
+        if settings.enrolment in SCENARIOS:
+            plan_table(settings, [str(k) for k in range(hospitals)])
     if simulated:
         _check_data(settings, hospitals)
         _check_files(settings)

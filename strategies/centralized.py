@@ -22,7 +22,7 @@ from strategies.engine.state import State
 from strategies.engine.visit import Visit
 from strategies.feder import FedERSettings
 from strategies.protocol.declared import declare
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, require
 
 
 @declare
@@ -44,7 +44,9 @@ class Centralized(CWTSerial):
         data = settings.section("centralized", CentralizedSettings).data
         self.images = "none" if data == "synthetic" else "everyone"
         if data != "real":
-            self.buffer_size = settings.section("feder", FedERSettings).buffer_size
+            size = self.buffer_size = settings.section("feder", FedERSettings).buffer_size
+            allowed = f"1 or more with centralized.data '{data}'"
+            require(size > 0, "feder.buffer-size", size, allowed)
 
     def task_at(self, server_round: int, hospital: str = "") -> int:
         """The last task: the images of all tasks are there from the start."""

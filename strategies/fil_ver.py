@@ -84,6 +84,8 @@ class FilVer(FedAvg):
         require(settings.model == network, "model", settings.model, allowed)
         allowed = "same, and task-spread 0: 'fil-ver' gives all hospitals the same task"
         require(not settings.own_streams, "task-order", settings.task_order, allowed)
+        rounds, allowed = settings.num_server_rounds, "2 or more with filver.offline"
+        require(rounds > 1 or not self.own.offline, "num-server-rounds", rounds, allowed)
         self.images = "everyone" if self.own.offline else "own"
         sends = self.own.server_steps > 0 and not self.own.offline
         self.sent = self.own.variant if sends else ""  # the kind of embeddings that leave

@@ -150,6 +150,18 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("strategy='fedprox' fedprox.mu=-1", "'fedprox.mu' is -1; it must be 0 or more"),
         ("strategy='fedrewind' rewind.fraction=0.4", "'rewind.fraction' is 0.4"),
         ("strategy='fedrewind' rewind.batch-norm='x'", "'rewind.batch-norm' is 'x'"),
+        (
+            "strategy='centralized' centralized.data='synthetic' feder.buffer-size=0",
+            "'feder.buffer-size' is 0; it must be 1 or more with centralized.data 'synthetic'",
+        ),
+        (
+            "strategy='fil-ver' model='vee' filver.offline=true num-server-rounds=1",
+            "'num-server-rounds' is 1; it must be 2 or more with filver.offline",
+        ),
+        (
+            "strategy='fedavg' enrolment='S4' tasks=4 task-cut='permuted'",
+            "'enrolment' is 'S4': no hospital is active in task 4",
+        ),
         ("strategy='fedavg' wire-dtype='float16'", "'wire-dtype' is 'float16', in which 'fedavg'"),
         ("gan.preset='huge'", "'gan.preset' is 'huge'; it must be one of tiny, small"),
         ("image-size=64", "'gan.preset' is 'tiny', for images of 16 pixels"),
@@ -228,6 +240,10 @@ def test_a_deployment_has_images_and_folders_elsewhere_and_seals_parcels():
     assert judged(elsewhere, simulated=False)
     assert "'sealed' is true, and for 'fedavg'" in refused("strategy='fedavg'", simulated=False)
     assert judged("strategy='fedavg' sealed=false", simulated=False)
+    pooled = "strategy='fil-ver' model='vee' sealed=false filver.pretrain='pooled'"
+    for text in ("strategy='centralized'", pooled):
+        assert "one whose images stay at the hospitals" in refused(text, simulated=False)
+    assert judged("strategy='centralized' centralized.data='synthetic'", simulated=False)
 
 
 def test_models_of_torchvision_are_known_by_name_and_by_the_images_they_take():
