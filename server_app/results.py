@@ -180,11 +180,11 @@ class Results:
             os.close(directory)  # a file system without locks
 
     def _go_on(self) -> State:
+        self._claim()  # first: a server that still runs may yet end, and remove its checkpoint
         state, notes = checkpoint.load(self._checkpoint, _Notes)
         config = read_config(self.path / "config.toml")
         self._config = tomli_w.dumps(unflatten_dict(config))
         check_same(self._settings, config, self._checkpoint / "resume.toml")
-        self._claim()
         metrics = self.path / LOG
         if not 0 <= notes.bytes <= metrics.stat().st_size:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")

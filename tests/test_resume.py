@@ -579,6 +579,17 @@ def test_a_run_that_still_goes_on_is_refused(tmp_path):
         RealResults.open(replace(chosen, resume=str(running.path)))
 
 
+def test_a_run_that_completes_while_it_is_waited_for_is_refused(tmp_path, monkeypatch):
+    chosen = settings(output_dir=str(tmp_path))
+    running, state = RealResults.open(chosen)
+    running.keep(state)
+    monkeypatch.setattr(results, "render", lambda *_, **__: "")
+    monkeypatch.setattr(results, "lock_once", lambda _: running.finish(state))
+    with pytest.raises(SettingsError, match="has not completed"):
+        RealResults.open(replace(chosen, resume=str(running.path)))
+    assert (running.path / "summary.json").exists()
+
+
 def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
     monkeypatch.setattr(results, "render", lambda *_, **__: "")
     assert killed.part()
