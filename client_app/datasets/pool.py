@@ -56,11 +56,10 @@ class Pool:
 
     def __post_init__(self) -> None:
         count = len(self.classes)
-        strangers = int(((self.labels < 0) | (self.labels >= count)).sum())
-        if strangers:
+        if ((self.labels < 0) | (self.labels >= count)).any():
             raise DataError(
-                f"{strangers} of {len(self.labels)} labels are none of the {count} classes: number "
-                "the classes from 0 without gaps, and leave out images without a label."
+                "There are labels of no class: number the classes from 0 without gaps, and leave "
+                "out images without a label."
             )
         sizes = np.bincount(self.labels, minlength=count)
         missing = [name for name, size in zip(self.classes, sizes, strict=True) if size == 0]

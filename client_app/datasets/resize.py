@@ -101,11 +101,9 @@ def common_size(source: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...
     Raises:
         DataError: The sizes differ.
     """
-    found = sorted(set(sizes))
-    if len(found) > 1:
-        smallest, largest = (f"{width} x {height}" for height, width in (found[0], found[-1]))
+    found = set(sizes)
+    if len(found) > 1:  # the server may read this: no size of an image
         raise DataError(
-            f"The images {source} have {len(found)} sizes, from {smallest} to {largest} pixels: "
-            "give the setting 'image-size' a value above 0."
+            f"The images {source} differ in size: give the setting 'image-size' a value above 0."
         )
-    return found[0] if found else (0, 0)
+    return found.pop() if found else (0, 0)

@@ -115,7 +115,7 @@ def test_grey_among_colour_gets_three_channels(folder):
 def test_images_of_different_sizes_need_an_image_size(folder):
     save(folder, image=[picture(7), picture(8, size=(5, 4))], label=[0, 0])
 
-    with pytest.raises(DataError, match=r"2 sizes, from 3 x 2 to 5 x 4 pixels: .*'image-size'"):
+    with pytest.raises(DataError, match="differ in size: .*'image-size'"):
         load_hub(str(folder), Form())
     pool = load_hub(str(folder), Form(6))
     assert pool.images.shape == (2, 1, 6, 6)
@@ -138,7 +138,7 @@ def test_images_are_brought_to_a_form_as_they_are_decoded(folder):
         ({"image": [picture()], "grade": [0]}, "has the columns image, grade; it must have"),
         ({"image": [picture()], "label": [0.5]}, "'label' .* a whole number everywhere"),
         ({"image": [picture(), picture()], "label": [0, None]}, "a whole number everywhere"),
-        ({"image": [picture(), picture()], "label": [0, -1]}, "1 of 2 labels are none of"),
+        ({"image": [picture(), picture()], "label": [0, -1]}, "There are labels of no class"),
         ({"image": [picture(), None], "label": [0, 0]}, "Image 1 of .* is not there"),
         ({"image": [picture()], "label": [0], "site": [None]}, "'site' .* is empty for some"),
     ],
