@@ -92,7 +92,8 @@ class Survey:
         named = []
         for header, entry in zip(self.headers, self.entries, strict=True):
             volume = "" if entry.slice is None else str(entry.file)
-            kinds = {"group": entry.group, "patient": header and header.patient, "volume": volume}
+            group = " ".join(entry.group.casefold().split())  # typed by hand: "P7", "p7"
+            kinds = {"group": group, "patient": header and header.patient, "volume": volume}
             named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
         return named
 

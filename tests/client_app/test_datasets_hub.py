@@ -115,7 +115,7 @@ def test_grey_among_colour_gets_three_channels(folder):
 def test_images_of_different_sizes_need_an_image_size(folder):
     save(folder, image=[picture(7), picture(8, size=(5, 4))], label=[0, 0])
 
-    with pytest.raises(DataError, match="differ in size: .*'image-size'"):
+    with pytest.raises(DataError, match=r"differ in size: .*'image-size'"):
         load_hub(str(folder), Form())
     pool = load_hub(str(folder), Form(6))
     assert pool.images.shape == (2, 1, 6, 6)

@@ -206,6 +206,13 @@ def test_images_of_a_patient_of_dicom_belong_together():
     assert numbered(found.groups) == [0, 0, 0, 0, 4, 4, 6]
 
 
+def test_a_patient_is_one_however_its_name_is_typed():
+    """A patient in two spellings could be trained and tested on."""
+    found = surveyed([{"group": name} for name in ("P7", "p7", "Meier  A", "meier a", "P 7")])
+
+    assert numbered(found.groups) == [0, 0, 2, 2, 4]
+
+
 def test_a_group_is_no_content():
     """Though one is called as the other."""
     rows = [{"group": "x", "content": "y"}, {"group": "y", "content": "x"}]
