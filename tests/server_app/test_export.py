@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord
+from pydantic_core import to_json
 
 from cli import main
 from learning.export import load_model
@@ -65,6 +66,17 @@ def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result,
     assert manifest.settings["image-size"] == 8
     assert manifest.run == path.name
     assert "| graz | all | 40 | 10 |" in (tmp_path / "graz.md").read_text()
+
+
+def test_figures_of_a_copy_that_was_undone_are_not_those_of_the_copy_before(result, call, tmp_path):
+    path, _ = result
+    undone = Event("train", 3, 1, "linz", "graz", "useless", "wien refused it.")
+    older = Event("evaluate", 3, 1, "linz", "graz", metrics={"accuracy": 0.7}, epochs=3)
+    with (path / "metrics.jsonl").open("ab") as log:
+        log.writelines(to_json(event, inf_nan_mode="null") + b"\n" for event in (undone, older))
+    call("graz", "--result", path, "--to", tmp_path / "graz.safetensors")
+    _, manifest = load_model(tmp_path / "graz.safetensors")
+    assert manifest.tested == {"linz": {"accuracy": 0.7}}
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_there(result, call, tmp_path):
