@@ -59,7 +59,8 @@ def train_alone(
 ) -> dict[str, float]:
     """Train a model on the hospital's images alone, keep it, and mix it with the run's models.
 
-    With the settings of the hospital in the run, the strategy `standalone` gives the same model.
+    With the settings of the hospital in the run, the strategy `standalone` gives the same model,
+    unless the run has another learner or `train.dp`, which this model does without.
 
     Returns:
         Place of each model at home -> its weight in the mixture.
@@ -105,12 +106,14 @@ def _train(hospital: Hospital) -> nn.Module:
     """The model after the run's number of rounds, trained as in the strategy `standalone`."""
     settings = hospital.settings
     network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds
+    received = Received()
     pace = Pace(f"{hospital.name} trains alone, {amount(rounds, 'round')}", "images")
     for number in range(1, rounds + 1):
-        learner = Learner(network, hospital.data.train, settings, Received())
+        learner = Learner(network, hospital.data.train, settings, received)
         rng = rng_for(settings.seed, "visit", number, 1, hospital.name)
         in_round = settings.train.round_settings(number)
         train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
+        received = Received(optimizer=learner.optimizer)
     return network
 
 

@@ -748,6 +748,22 @@ def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, c
     )
 
 
+@pytest.mark.slow
+def test_a_model_that_is_trained_alone_keeps_an_optimizer_that_travels(call, tmp_path, monkeypatch):
+    """As in the strategy `standalone`; a new Adam in each round would train another model."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    run = Finished(tmp_path, strategy="standalone", train__optimizer_state="travels")
+    given = ("--data-dir", tmp_path / "images" / "graz", "--run-config", run.result / "config.toml")
+    status, printed = call("alone", *given, *run.hospital("graz"))
+    assert status == 0, printed.err
+    alone, of_run = (
+        load_model(run.home("graz") / f"{place}.safetensors")[0].state_dict()
+        for place in ("alone/graz", "graz")
+    )
+    assert all(torch.equal(alone[name], of_run[name]) for name in of_run)
+
+
 def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, tmp_path):
     to = tmp_path / "report.html"
     status, printed = call("report", *run.hospital("graz"), "--to", to)
