@@ -69,12 +69,21 @@ def check_columns(
         if _PATIENTS.fullmatch(plain[place]) or any(_is_nearly(plain[place], n) for n in GROUPS)
     ]
     if "group" in header:
-        groups = column(header["group"])
+        groups, name = column(header["group"]), quote(names[header["group"]])
+        if 0 < (blank := groups.count("")) < len(groups):
+            yield Finding(
+                "images-without-patient",
+                f"The column {name} is blank in {blank} of {len(groups)} rows. Each of these "
+                "images counts as one patient.",
+                "If patients have several of these images, name them in each row. A spreadsheet "
+                "saves merged cells as one name and blanks.",
+                "amber",
+            )
         if spread := [names[place] for place in like_patients if _spreads(column(place), groups)]:
             yield Finding(
                 "patients-in-several-groups",
                 f"Images with the same value in {list_quoted(spread)} are in several groups of "
-                f"{quote(names[header['group']])}. Only the latter column is read.",
+                f"{name}. Only the latter column is read.",
                 "If this is right, remove the former column.",
                 "amber",
             )
