@@ -78,7 +78,6 @@ class Followed:
     waits: Sequence[Awaited] = ()  # answers that the server waits for
     summary: Summary | None = None  # None until it has ended
     _read: int = 0  # bytes of metrics.jsonl
-    _measured: int = 0  # number of the last round that has been measured
     # The events of unfinished rounds (`RoundEvents.events`)
     _open: dict[int, list[Event]] = field(default_factory=dict)
 
@@ -105,7 +104,7 @@ class Followed:
         """Read the new lines; returns the new events."""
         if (self.path / LOG).stat().st_size < self._read:  # a resumed run has dropped events
             self.done, self.events, self._open = [], [], {}
-            self._read = self._measured = 0
+            self._read = self.finished = 0
         # summary.json is read first, since it is written last: then all events are there.
         under_way = UnderWay()
         with suppress(FileNotFoundError):
@@ -117,13 +116,12 @@ class Followed:
             self._read = end
             new.append(event)
             for number in {event.round} | (self._open.keys() if is_undoing(event) else set()):
-                if number > self._measured:
+                if number > self.finished:  # as of the look before
                     self._open.setdefault(number, []).append(event)
         self.waits = under_way.waits
         self.finished = self.summary.rounds if self.summary else under_way.rounds
         for number in sorted(each for each in self._open if each <= self.finished):
             self.done.append(measure_round(number, self._open.pop(number), self._cross))
-        self._measured = self.finished
         self.events += [each for each in new if each.verb != "evaluate"]
         return new
 
