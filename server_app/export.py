@@ -14,6 +14,7 @@ from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
+from strategies.registry import strategy_of
 
 COUNTS = {
     "num-train": "train",
@@ -57,6 +58,8 @@ def export(result: Path, lineage: str, to: Path) -> Path:
         )
     settings = Settings.parse(read_config(result / "config.toml"))
     images, tested = _counts_and_figures(result / LOG, label)
+    if strategy_of(settings).keeps_layers:
+        tested = {}  # each hospital tested the model with layers of its own
     manifest = ModelManifest.from_label(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     network = whole_network(network, Architecture.from_json(label.architecture), settings)

@@ -4,12 +4,14 @@ import re
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from flwr.app import Array, ArrayRecord
+from flwr.common.config import unflatten_dict
 from pydantic_core import to_json
 
 from cli import main
-from learning.export import load_model
+from learning.export import load_model, read_manifest
 from learning.models import Architecture
 from learning.packing import pack_network
 from server_app.results import Results
@@ -99,3 +101,17 @@ def test_a_model_whose_layers_stayed_at_hospitals_is_refused(result, call, tmp_p
     said = call("graz", "--result", path, "--to", tmp_path / "x.safetensors")
     assert "The model of lineage 'graz' lacks '1.bias'" in said
     assert not (tmp_path / "x.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kappa", "tested"), [(0, {"graz": 0.9}), (-1, {})])
+def test_no_figure_of_a_classifier_for_home_is_one_of_the_exported_model(
+    kappa, tested, result, call, tmp_path
+):
+    path, _ = result
+    run = settings(
+        strategy="sums", train__freeze="body", num_server_rounds=1, sums__kappa=kappa, image_size=8
+    )
+    (path / "config.toml").write_text(tomli_w.dumps(unflatten_dict(run.run_config)))
+    call("graz", "--result", path, "--to", tmp_path / "w.safetensors")
+    found = read_manifest(tmp_path / "w.safetensors").tested
+    assert {name: figures["accuracy"] for name, figures in found.items()} == tested
