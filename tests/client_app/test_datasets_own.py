@@ -402,7 +402,7 @@ def test_the_server_learns_the_class_of_a_problem_and_the_log_the_rest(
 
 
 def test_images_that_can_be_used_pass_the_check(site, load, log):
-    folder = site("image,label,patient,split\n0.png,a,meier,train\n1.png,b,huber,test\nno.png,b,,\n")
+    folder = site("image,label,patient,split\n0.png,a,meier,train\n1.png,b,m,test\nno.png,b,m,\n")
 
     assert load(folder, max_quarantined=0.34).quarantined == 1
     assert log == []
