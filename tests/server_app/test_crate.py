@@ -98,6 +98,18 @@ def test_a_run_without_images_is_not_called_a_simulation(events, words, tmp_path
     assert words in crate.root_dataset["description"]
 
 
+def test_a_check_in_virtual_time_has_no_time_of_the_clock(tmp_path):
+    """There an answer that took an hour ends at 0 seconds, as it began."""
+    results = Results.open(settings(output_dir=str(tmp_path / "runs"), strategy="rwt"))[0]
+    passed = Event("query.prepare", 0, 0, "A", metrics={"release-passed": 1.0}, seconds=3600.0)
+    run(results, [replace(passed, began=0.0, time=0.0), replace(passed, began=1.0, time=3601.0)])
+    results.finish(at(results))
+    copy = shutil.copytree(results.path, tmp_path / results.path.name)
+    graph = json.loads(write_run_crate(copy).read_text())["@graph"]
+    checks = [each for each in graph if "endTime" in each and "searched" in each["name"]]
+    assert len(checks) == 1
+
+
 def test_unknown_facts_about_images_are_called_unknown(folder):
     """B reports no number of images, and no hash of its test images."""
     crate = rocrate.ROCrate(write_run_crate(folder).parent)
