@@ -345,6 +345,21 @@ def test_a_hospital_adds_its_sums_to_a_ring_once(tmp_path):
     assert failed == [(NAMES[1], "This hospital's sums are in this ring already.")] * 2
 
 
+def test_a_hospital_adds_its_sums_to_no_closed_ring(tmp_path, monkeypatch):
+    """Its totals have no mask: whoever knows them would get the hospital's sums."""
+    plan = Rings.plan
+
+    def plan_more(self, state):
+        if state.hop == 4:
+            return [self.visit(NAMES[1], RING, epochs=1, leg=ADD)]
+        return plan(self, state)
+
+    monkeypatch.setattr(Rings, "plan", plan_more)
+    _, ledger, _ = federate(tmp_path, sums__kappa=0)
+    (failed,) = (e.reason for e in ledger.events if e.outcome != "ok")
+    assert failed == "This ring of sums is closed."
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_ring_without_its_mask_says_why(tmp_path, monkeypatch, lost):
     """In round 1 the mask is deleted before the ring is closed; or the server closes it early."""

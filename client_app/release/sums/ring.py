@@ -84,7 +84,10 @@ class RingVisit:
 
     def add(self) -> dict[str, float]:
         """Add the hospital's own sums to those that arrived, or to a new mask."""
-        if not self.begins and self.request.hospital.name in ring_of(self.visited):
+        ring = ring_of(self.visited)
+        if not self.begins and not ring:  # its totals have no mask
+            raise ParcelError("This ring of sums is closed.")
+        if not self.begins and self.request.hospital.name in ring:
             raise ParcelError("This hospital's sums are in this ring already.")
         figures = self.own.release()
         sent, exact = self.own.load_kept()
