@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from server_app.measures import is_undoing
 from strategies.engine.events import LOG, read_events
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
@@ -73,7 +72,8 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
     tested: dict[str, Any] = {}
     trained: set[str] = set()
     for event, _ in read_events(metrics):
-        if is_undoing(event) and event.lineage == label.lineage:
+        undone = event.outcome == "useless" and event.verb != "evaluate"
+        if undone and event.lineage == label.lineage:
             tested = {}  # the copy before may have the same hop
         if event.outcome != "ok":
             continue
