@@ -1,8 +1,10 @@
 """Ways to cut a pool over hospitals: the setting `partition`.
 
-Every image goes to exactly one hospital, and the cut depends on the seed alone.
+Every image goes to exactly one hospital, and the cut depends on the seed alone. It may divide the
+images of a patient.
 """
 
+import logging
 import warnings
 from collections.abc import Callable
 
@@ -23,7 +25,16 @@ def cut(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
         raise DataError(
             f"There are {hospitals} hospitals and {len(pool.labels)} images: use fewer hospitals."
         )
-    return PARTITIONS[settings.partition](pool, settings, hospitals)
+    shares = PARTITIONS[settings.partition](pool, settings, hospitals)
+    if pool.groups is not None:
+        held = np.concatenate([np.unique(pool.groups[share]) for share in shares])
+        if divided := int((np.unique(held, return_counts=True)[1] > 1).sum()):
+            logging.getLogger("flwr").warning(
+                "Patients (or groups) with images at several hospitals of this cut: %d. If one "
+                "hospital trains on a patient and another one tests, its figures are too good.",
+                divided,
+            )
+    return shares
 
 
 def _iid(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:

@@ -112,6 +112,15 @@ def test_a_partition_gives_every_image_to_one_hospital(name):
     assert sorted(np.concatenate(shares)) == NUMBERS.tolist()
 
 
+def test_patients_that_a_cut_divides_are_counted(caplog):
+    """A site has 30 images, a patient 4: those with images 28 to 31 and 88 to 91 have two sites."""
+    settings = replace(SETTINGS, partition="site")
+    cut(replace(POOL, groups=NUMBERS // 30), settings, 4)
+    assert not caplog.messages
+    cut(replace(POOL, groups=NUMBERS // 4), settings, 4)
+    assert "at several hospitals of this cut: 2." in caplog.text
+
+
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_a_partition_depends_on_the_seed_alone(name):
     settings = replace(SETTINGS, partition=name)
