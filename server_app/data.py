@@ -9,7 +9,8 @@ from strategies.engine.events import Event
 def data_of(events: Iterable[Event], classes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`Summary.data`, from the hospitals' answers before the first hop."""
     prepared = [each for each in events if each.verb == "query.prepare" and each.outcome == "ok"]
-    return {event.hospital: _hospital_data(event, classes) for event in prepared}
+    found = {event.hospital: _hospital_data(event, classes) for event in prepared}
+    return dict(sorted(found.items()))
 
 
 def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:

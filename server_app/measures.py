@@ -67,12 +67,12 @@ class RoundEvents:
 
     @cached_property
     def versions(self) -> dict[Version, dict[str, Metrics]]:
-        """The tests of each version of a model by hospital, earlier versions first."""
+        """The tests of each version of a model by hospital, in order; earlier versions first."""
         found: dict[Version, dict[str, Metrics]] = {}
         for event in self.events:
             if _is_test(event):
                 found.setdefault(_version(event), {})[event.hospital] = event.metrics
-        return {version: found[version] for version in sorted(found)}
+        return {version: dict(sorted(found[version].items())) for version in sorted(found)}
 
     @cached_property
     def latest(self) -> dict[str, Version]:
@@ -109,7 +109,7 @@ class RoundEvents:
     @cached_property
     def home_tests(self) -> Tests:
         """The tests of models where they are held."""
-        return {pair: self.tests.get(pair, {}) for pair in self.held_pairs}
+        return {pair: self.tests.get(pair, {}) for pair in sorted(self.held_pairs)}
 
     @cached_property
     def complete_tests(self) -> Tests:

@@ -196,16 +196,17 @@ def _best_figures(run: Record) -> dict[str, float]:
 
 
 def _synthetic(run: Record) -> dict[str, dict[str, float]]:
-    return {
+    found = {
         event.hospital: {k: v for k, v in event.metrics.items() if SYNTHETIC.match(k)}
         for event in run.events
         if event.verb == "query.prepare" and "release-passed" in event.metrics
     }
+    return dict(sorted(found.items()))
 
 
 def _epsilon_spent(run: Record) -> dict[str, float]:
     known = (event for event in run.events if "epsilon-spent" in event.metrics)
-    return {event.hospital: event.metrics["epsilon-spent"] for event in known}
+    return dict(sorted({e.hospital: e.metrics["epsilon-spent"] for e in known}.items()))
 
 
 def _time_figures(run: Record) -> dict[str, Any]:

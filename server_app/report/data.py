@@ -12,7 +12,7 @@ def figures(summary: Summary) -> dict[str, Any] | None:
     if not summary.data:
         return None
     rows, by_class = [], []
-    for hospital, own in sorted(summary.data.items()):
+    for hospital, own in summary.data.items():
         parts = own["train"], own["test"]
         changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
         prints = " / ".join(part["fingerprint"] or "not reported" for part in parts)

@@ -30,7 +30,7 @@ def figures(
     summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], toml: str
 ) -> dict[str, Any]:
     """Return the section's values; `flat` has the run's settings by name, `toml` as a file."""
-    usual, spent = defaults(), sorted(summary.epsilon_spent.items())
+    usual, spent = defaults(), summary.epsilon_spent.items()
     changed = [
         [key, setting_text(value), setting_text(usual.get(key, "–"))]
         for key, value in flat.items()

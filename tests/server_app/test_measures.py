@@ -4,6 +4,7 @@ from math import isnan, nan
 from statistics import fmean
 
 import pytest
+from pydantic_core import to_json
 
 from pages.figures import assessment
 from server_app.summary import Record, measure_round, summarise
@@ -41,6 +42,29 @@ def test_the_figures_of_a_round(events):
     assert round_.figures["train_loss"] == pytest.approx(0.4)
     assert round_.held_figures("accuracy") == {"A": 0.6, "B": 0.5}
     assert round_.trained == {"A", "B"}
+
+
+@pytest.mark.parametrize("cross", [True, "sample:2"])
+def test_the_order_of_answers_changes_no_digit_and_no_row(cross):
+    """In floating point 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1."""
+    metrics = [
+        {"accuracy": k / 10, "num-examples": 1.0, "accuracy-noise": k / 70} for k in (1, 2, 3)
+    ]
+    ready = {"release-passed": 1.0, "release-discarded": 0.0, "epsilon-spent": 1.0}
+    answers = [
+        event
+        for name, own in zip("ABC", metrics, strict=True)
+        for event in (
+            Event("query.prepare", 0, 0, name, metrics=ready),
+            Event("hand-off", 1, 1, name, "global"),
+            Event("evaluate", 1, 1, name, "global", metrics=own),
+        )
+    ]
+    found = []
+    for events in (answers, answers[::-1]):
+        rounds = [measure_round(1, events, cross)]
+        found.append(to_json(summarise(Record("fedavg", events, rounds, 60.0, ""))))
+    assert found[0] == found[1]
 
 
 def test_a_summary_is_about_the_last_evaluated_round(events):
