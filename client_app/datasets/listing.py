@@ -158,7 +158,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     listing, folder = Listing(source, findings=findings), source.parent.resolve()
     real = cache(realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
-    seen: set[tuple[Path, int]] = set()
+    seen: dict[tuple[Path, int], str] = {}
     for number, fields in rows:
         image = "".join(fields[header["image"] : header["image"] + 1]).strip()
         where = f"row {number} ({image})" if image else f"row {number}"
@@ -169,11 +169,12 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             entry = _entry(where, field, needed, find)
             place = entry.file, entry.slice or 0  # slice 0 of a picture is the picture
             if place in seen:
-                raise _RowError("names an image that an earlier row names too")
+                other = "too" if seen[place] == entry.label else "with another label"
+                raise _RowError(f"names an image that an earlier row names {other}")
         except _RowError as error:
             listing.unusable.append(Unusable(where, str(error)))
         else:
-            seen.add(place)
+            seen[place] = entry.label
             listing.entries.append(entry)
     return listing
 

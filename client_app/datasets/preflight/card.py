@@ -20,7 +20,7 @@ from torch.nn import functional
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import known_images
-from client_app.datasets.findings import Finding
+from client_app.datasets.findings import Finding, list_quoted
 from client_app.datasets.library import ImportProgress
 from client_app.datasets.listing import Entry, Unusable
 from client_app.datasets.own import Survey, survey
@@ -169,6 +169,11 @@ def examine(
         *_unknown_classes(entries, settings),
         *_unknown_tasks(entries, settings),
     ]
+    left_out = {each.label for each in found.entries} - {each.label for each in entries}
+    if left_out:
+        text = f"The policy (images.classes) leaves out images of {list_quoted(sorted(left_out))}."
+        advice = "If they are to take part, name these classes there, spelt in this way."
+        findings.append(Finding("classes-left-out", text, advice, "note"))
     if not found.entries:
         ignored = dict(found.ignored)
         return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
