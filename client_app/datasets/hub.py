@@ -25,10 +25,11 @@ SITE = ("site", "center")  # columns of sites; Flower's copy of FLamby's data ha
 def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
-    The images of a split `test` are the data set's own test images. The first image column has the
-    images. The first class column has the labels, or else the column `label` has them as whole
-    numbers. A column `site` or `center` has the sites. Each image is brought to `form` as soon as
-    it is decoded, so that memory holds only small images.
+    The images of a split `test` are the data set's own test images. The image column `image` has
+    the images, or else the first one. The class column `label` has the labels, or else the first
+    one, or else the column `label` has them as whole numbers. A column `site` or `center` has the
+    sites. Each image is brought to `form` as soon as it is decoded, so that memory holds only small
+    images.
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.
@@ -39,8 +40,8 @@ def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Po
     table, held_out = _read(source)
     columns = {name: kind for name, kind in table.features.items() if name not in SITE}
     site = next((name for name in SITE if name in table.features), None)
-    image = _first(columns, datasets.Image)
-    label = _first(columns, datasets.ClassLabel) or "label"
+    image = _find(columns, datasets.Image, "image")
+    label = _find(columns, datasets.ClassLabel, "label") or "label"
     if image is None or label not in columns:
         raise DataError(
             f"'{source}' has the columns {', '.join(table.column_names)}; it must have a column of "
@@ -85,8 +86,10 @@ def _read(source: str) -> tuple[Any, NDArray[np.bool_] | None]:
         ) from error
 
 
-def _first(columns: dict[str, Any], kind: type) -> str | None:
-    return next((name for name, feature in columns.items() if isinstance(feature, kind)), None)
+def _find(columns: dict[str, Any], kind: type, name: str) -> str | None:
+    """The column of a kind with this name, or else the first one of the kind."""
+    found = [each for each, feature in columns.items() if isinstance(feature, kind)]
+    return name if name in found else next(iter(found), None)
 
 
 def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray[np.uint8]:

@@ -79,6 +79,21 @@ def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):
     assert pool.sites.tolist() == [1, 0]
 
 
+def test_columns_called_image_and_label_go_before_others(folder):
+    """Otherwise a run would learn the sex of masks."""
+    kinds = {
+        "mask": datasets.Image(),
+        "sex": datasets.ClassLabel(names=["f", "m"]),
+        "label": datasets.ClassLabel(names=["MEL", "NV"]),
+    }
+    masks, pictures = [picture(0)] * 2, [picture(7)] * 2
+    save(folder, kinds=kinds, mask=masks, sex=[0, 1], image=pictures, label=[1, 0])
+    pool = load_hub(str(folder), Form())
+
+    assert pool.images[:, 0, 0, 0].tolist() == [7, 7]
+    assert [pool.classes[label] for label in pool.labels] == ["NV", "MEL"]
+
+
 def test_centres_are_sites_too_and_no_classes(folder):
     """As in flwrlabs/fed-isic2019."""
     kinds = {
