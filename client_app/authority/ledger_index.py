@@ -131,14 +131,21 @@ class Index:
         return added.rowcount > 0
 
     def remember(self, run: str) -> None:
-        """Note the files with the hospital's record of earlier answers, once an hour."""
+        """Note the files with the hospital's record of earlier answers, once an hour.
+
+        A size only grows: this runs also after `query.live`, for which no file is compared.
+        """
         now = time.time()
         for file in (*KEPT, *(f"runs/{run}/{name}" for name in REMEMBERED if run)):
             path = self.path.parent / file
             known = self.rows.execute("SELECT time FROM kept WHERE file = ?", (file,)).fetchone()
             if path.is_file() and not (known and now - HOUR < known[0] <= now):
                 row = (file, 0 if file == MEMBERS else path.stat().st_size, now)
-                self.rows.execute("REPLACE INTO kept VALUES (?, ?, ?)", row)
+                self.rows.execute(
+                    "INSERT INTO kept VALUES (?, ?, ?) ON CONFLICT (file) DO UPDATE "
+                    "SET size = max(size, excluded.size), time = excluded.time",
+                    row,
+                )
 
     def find_missing(self, run: str) -> str:
         """The first noted file that is missing or shorter, with the cure; empty if none is.

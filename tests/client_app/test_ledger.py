@@ -379,6 +379,19 @@ def test_a_process_that_ends_before_its_index_is_on_the_disk_breaks_nothing(tmp_
         assert "privacy.jsonl was deleted" in index.find_missing("")
 
 
+def test_a_file_that_was_cut_is_missed_also_after_the_server_asked_for_a_sign_of_life(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    account = path.with_name("privacy.jsonl")
+    account.write_text("x\n")
+    written(path, 1)
+    with open_index(path) as index:
+        index.rows.execute("UPDATE kept SET time = time - 4000")  # an hour is 3600 s
+    account.write_text("")
+    append(path, {**line(1), "verb": "query.live"})
+    with open_index(path) as index:
+        assert "privacy.jsonl was deleted or cut" in index.find_missing("")
+
+
 @pytest.mark.parametrize("terms", [{}, {"settings": {}}], ids=["files", "terms"])
 def test_a_ledger_that_is_gone_with_its_head_is_missed(terms, tmp_path):
     """The index has files that were kept, or settings that were said."""
