@@ -1,5 +1,6 @@
 import math
 
+import dp_accounting
 import pytest
 from scipy.stats import norm
 
@@ -53,6 +54,15 @@ def test_a_guarantee_within_the_bounds_of_settings_is_finite(delta, noise):
     assert 0 <= epsilon([Spent("x", noise, 0.1, 100)], delta) < 1e4
     for least in (LEAST_EPSILON, MOST_EPSILON):
         assert epsilon([Spent("x", noise_for(least, delta))], delta) == pytest.approx(least)
+
+
+def test_a_huge_privacy_loss_is_refused_without_gigabytes(tmp_path, monkeypatch):
+    """50 epochs of 1,000 patients in batches of 8: the exact sum, 3732, takes 4 GB."""
+    monkeypatch.setattr(dp_accounting.pld.PLDAccountant, "compose", None)
+    with pytest.raises(PolicyError) as refusal:
+        spend(tmp_path, Spent("x", 0.1, 0.008, 6250), 1e-5, RULES)
+    assert refusal.value.requested > 3732
+    assert not read_account(tmp_path)
 
 
 def test_no_noise_is_no_guarantee():
