@@ -127,7 +127,8 @@ class Search:
             for step in (self.block, (self.block + 1) // 2)
         )
         self.tiny = whitening(_vectors(small), ROUGH, FEATURES // 4)
-        colours = interpolate(_colours(training)[:, :1], self.small.shape[2:], mode="area")
+        hues = (_colours(some)[:, :1] for some in training.split(QUERIES))
+        colours = torch.cat([interpolate(hue, self.small.shape[2:], mode="area") for hue in hues])
         self.tiny_known, self.tiny_colours = (
             _unit(_vectors(each) @ self.tiny) for each in (self.small, colours)
         )
@@ -355,9 +356,10 @@ class Search:
 
 def squares(images: Tensor, side: int) -> Tensor:
     """Grey images float [N, 1, R, R] in [0, 1] of uint8 ones, R = `side` or less."""
-    grey = images.float().mean(dim=1, keepdim=True) / 255
     side = min(side, *images.shape[2:])
-    return grey if grey.shape[2:] == (side, side) else interpolate(grey, (side, side), mode="area")
+    # All images as floats would take four times the memory of the images.
+    greys = (some.float().mean(dim=1, keepdim=True) / 255 for some in images.split(QUERIES))
+    return torch.cat([interpolate(grey, (side, side), mode="area") for grey in greys])
 
 
 def _colours(images: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from gan.noised_moments import (
     CONTRAST,
     PATTERN,
     SHARES,
+    VALUES,
     Basis,
     Moments,
     certain_classes,
@@ -33,6 +34,7 @@ from gan.noised_moments import (
 
 DEFORMED = 0.07  # standard deviation of the deformation, as a share of an image; half for shifts
 POOL = 1024  # images from which the histogram of pixels is computed
+POOLED = 2**28  # most values of these images (2 GiB)
 
 
 class MomentGenerator:
@@ -43,6 +45,7 @@ class MomentGenerator:
 
     def __init__(self, moments: Moments, fewest: int) -> None:
         self.basis = Basis.choose(moments.shape)
+        self.batch = max(1, VALUES // math.prod(moments.shape))  # images at a time
         known = certain_classes(moments.counts, fewest, moments.noise / SHARES["count"])
         self.classes = torch.from_numpy(known)
         self.means: dict[int, NDArray[np.float64]] = {}
@@ -68,25 +71,36 @@ class MomentGenerator:
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [n, C, H, W] of classes int64 [n], the same ones at every call."""
         rng = np.random.default_rng(seed)
-        raw = self._raw(labels.cpu().numpy(), rng)
-        for channel, (values, becomes) in enumerate(self.curves):
-            raw[:, channel] = np.interp(raw[:, channel], values, becomes)
-        images = _deform(torch.from_numpy(raw).float(), rng)
-        return (images * 255).round().clamp(0, 255).to(torch.uint8).to(labels.device)
+        parts = self._draw(labels.cpu().numpy(), rng)
+        moves = torch.from_numpy(DEFORMED * rng.standard_normal((len(labels), 2, 3))).float()
+        images = []
+        for vectors, some in zip(parts, moves.split(self.batch), strict=True):
+            raw = self._raw(vectors)
+            for channel, (values, becomes) in enumerate(self.curves):
+                raw[:, channel] = np.interp(raw[:, channel], values, becomes)
+            deformed = _deform(torch.from_numpy(raw).float(), some)
+            images.append((deformed * 255).round().clamp(0, 255).to(torch.uint8))
+        return torch.cat(images).to(labels.device)
 
-    def _raw(self, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """Images [n, C, H, W] in about [0, 1], before the histogram is applied."""
-        basis, (channels, height, width) = self.basis, self.basis.shape
-        vectors = np.empty((len(labels), basis.size))
+    def _draw(
+        self, labels: NDArray[np.int64], rng: np.random.Generator
+    ) -> list[NDArray[np.float64]]:
+        """Vectors [n, d] of classes [n], in parts of `batch`."""
+        vectors = np.empty((len(labels), self.basis.size))
         drawn = rng.standard_normal(vectors.shape)
         for each in np.unique(labels):
             mine = labels == each
             vectors[mine] = self.means[int(each)] + drawn[mine] @ self.factors[int(each)].T
+        return [vectors[i : i + self.batch] for i in range(0, len(vectors), self.batch)]
+
+    def _raw(self, vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Images [n, C, H, W] in about [0, 1] of vectors [n, d], before they get the histogram."""
+        basis, (channels, height, width) = self.basis, self.basis.shape
         cut = len(basis.places)
         pattern = vectors[:, :cut] / basis.weights / math.sqrt(PATTERN)
         contrast = vectors[:, cut : cut + 1].clip(0, math.sqrt(CONTRAST)) / math.sqrt(CONTRAST)
         norm = np.linalg.norm(pattern, axis=1, keepdims=True).clip(1e-12)
-        found = np.zeros((len(labels), channels * height * width))
+        found = np.zeros((len(vectors), channels * height * width))
         found[:, basis.places] = pattern / norm * contrast * basis.largest
         mixed = idctn(found.reshape(-1, channels, height, width), axes=(2, 3), norm="ortho")
         pixels = np.einsum("kc,nkhw->nchw", basis.colours, mixed)
@@ -97,8 +111,10 @@ class MomentGenerator:
         """For each channel the old and the new values of pixels, from the darkest on."""
         rng = np.random.default_rng(0)
         chances = moments.counts[self.classes.numpy()]
-        labels = rng.choice(self.classes.numpy(), POOL, p=chances / chances.sum())
-        raw, steps = self._raw(labels, rng), np.linspace(0, 1, 257)
+        pool = min(POOL, POOLED // math.prod(moments.shape))
+        labels = rng.choice(self.classes.numpy(), pool, p=chances / chances.sum())
+        raw = np.concatenate([self._raw(part) for part in self._draw(labels, rng)])
+        steps = np.linspace(0, 1, 257)
         curves = []
         for channel in range(moments.shape[0]):
             shares = moments.histogram[channel].clip(0) + 1e-9
@@ -122,9 +138,8 @@ def _distinct_part(difference: NDArray[np.float64], edge: float) -> NDArray[np.f
     return np.asarray((vectors * np.where(np.abs(values) > edge, values, 0)) @ vectors.T)
 
 
-def _deform(images: Tensor, rng: np.random.Generator) -> Tensor:
-    """Images [n, C, H, W], each moved, turned and sheared a little."""
-    moves = torch.from_numpy(DEFORMED * rng.standard_normal((len(images), 2, 3))).float()
+def _deform(images: Tensor, moves: Tensor) -> Tensor:
+    """Images [n, C, H, W], each moved, turned and sheared a little, by random `moves` [n, 2, 3]."""
     moves = moves * torch.tensor([1.0, 1.0, 0.5]) + torch.eye(2, 3)
     grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
     return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from audit import search as search_module
 from audit.search import SCORES, Found, Search, squares
 from tests.gan.drawn import draw
 
@@ -143,6 +144,21 @@ def test_colours_alone_are_found(coloured):
     own = coloured[:20].float()
     left, _ = residuals(Search(coloured), own - own.mean(1, keepdim=True) + 128)
     assert (left["in colour"] < 0.05).all()
+
+
+def test_few_images_are_in_memory_as_floats(monkeypatch, coloured):
+    """A hospital may have many photographs: as floats they take four times the memory."""
+    whole, original, sizes = Search(coloured), search_module._colours, []
+
+    def colours(images):
+        sizes.append(len(images))
+        return original(images)
+
+    monkeypatch.setattr(search_module, "QUERIES", 25)
+    monkeypatch.setattr(search_module, "_colours", colours)
+    parts = Search(coloured)
+    assert sizes == [25, 25, 10]
+    torch.testing.assert_close(parts.tiny_colours, whole.tiny_colours)
 
 
 def test_other_images_are_not_explained(search):

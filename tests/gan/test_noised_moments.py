@@ -136,6 +136,36 @@ def test_few_large_images_are_in_memory_at_once(monkeypatch):
         np.testing.assert_array_equal(getattr(parts, name), array)
 
 
+def test_few_large_images_are_rendered_at_once(monkeypatch):
+    labels = torch.arange(20) % 4
+    moments = release(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
+    whole, original, sizes = MomentGenerator(moments, 1).render(labels, 3), MomentGenerator._raw, []
+
+    def raw(generator, vectors):
+        sizes.append(len(vectors))
+        return original(generator, vectors)
+
+    monkeypatch.setattr(moment_generator, "VALUES", 7 * 3 * 12 * 10)
+    monkeypatch.setattr(MomentGenerator, "_raw", raw)
+    assert torch.equal(MomentGenerator(moments, 1).render(labels, 3), whole)
+    assert sizes[-3:] == [7, 7, 6]
+    assert max(sizes) == 7
+
+
+def test_a_histogram_comes_from_few_large_images(monkeypatch):
+    labels = torch.arange(20) % 4
+    moments = release(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
+    monkeypatch.setattr(moment_generator, "POOLED", 50 * 3 * 12 * 10)
+    drawn = []
+    monkeypatch.setattr(
+        MomentGenerator,
+        "_raw",
+        lambda _, vectors: drawn.append(len(vectors)) or np.zeros((len(vectors), 3, 12, 10)),
+    )
+    MomentGenerator(moments, 1)
+    assert sum(drawn) == 50
+
+
 def test_a_statistic_survives_the_store():
     kept = release(images_of(8), torch.arange(8) % 2, 2, 1.5, nothing)
     again = Moments.from_arrays({name: np.asarray(each) for name, each in vars(kept).items()})
@@ -153,7 +183,7 @@ def test_the_generator_is_given_no_image():
         for alias in node.names
     }
     own = {name for name in imported if name.startswith(("gan.", "client_app", "learning"))}
-    names = {"BINS", "BRIGHTNESS", "CONTRAST", "PATTERN", "SHARES", "Basis", "Moments"}
+    names = {"BINS", "BRIGHTNESS", "CONTRAST", "PATTERN", "SHARES", "VALUES", "Basis", "Moments"}
     assert own == {f"gan.noised_moments.{name}" for name in {*names, "certain_classes"}}
 
 
