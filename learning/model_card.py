@@ -43,9 +43,9 @@ def model_card(manifest: ModelManifest) -> str:
         f"{len(manifest.classes)} classes: {', '.join(map(_plain, manifest.classes))}. It always "
         "answers with one of these, whatever the image shows.",
         f"Images are bytes of {shape.channels} x {shape.height} x {shape.width} (channels, height, "
-        f"width), brought to this form with {form}. The interpolation is "
-        f"{_plain(manifest.resized)}; another one changes some answers. Bytes are scaled "
-        f"inside the model (pixels = {_plain(shape.pixels)}).",
+        f"width), turned by their EXIF data, and brought to this form with {form}. The "
+        f"interpolation is {_plain(manifest.resized)}; another one changes some answers. Bytes are "
+        f"scaled inside the model (pixels = {_plain(shape.pixels)}).",
         *([UNIT_FEATURES] if shape.has_unit_features else []),
         *([frozen] if shape.frozen else []),
         "## Who trained it",

@@ -2,13 +2,17 @@ import json
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from client_app.datasets.library import prepare
 from client_app.datasets.resize import Form
 from learning.errors import ModelError
 from learning.evaluation import probabilities
@@ -182,6 +186,26 @@ def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path)
         return np.abs(said - expected).max()
 
     assert apart(PIL.Image.Resampling.BILINEAR) < 0.1 * apart(PIL.Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_the_code_of_the_page_prepares_a_turned_photograph_as_predict_does(
+    mode, channels, tmp_path
+):
+    page = (Path(__file__).parents[2] / "docs" / "using-a-model.md").read_text("utf-8")
+    code = page.split("prepare them so:")[1].split("```")[1].removeprefix("python")
+    pixels = np.random.default_rng(0).integers(0, 256, (47, 61, 3), dtype=np.uint8)
+    exif, file = PIL.Image.Exif(), tmp_path / "a.png"
+    exif[0x0112] = 6  # the camera was held upright
+    PIL.Image.fromarray(pixels).convert(mode).save(file, exif=exif)
+    session = SimpleNamespace(run=lambda _, named: [named["images"]])
+    names = {"Image": PIL.Image, "ImageOps": PIL.ImageOps, "np": np, "session": session}
+    names |= {"file": file, "width": 16, "height": 16}
+    exec(code.replace("RGB", mode), names)
+    ours = prepare(file.read_bytes(), None, Form(16, "squash", 0), (channels, 16, 16))
+    found = np.asarray(names["probabilities"])
+    assert found.shape == (1, channels, 16, 16)
+    np.testing.assert_allclose(found[0].astype(int), ours.numpy(), atol=1)
 
 
 def test_without_the_extra_onnx_says_what_to_install(tmp_path, monkeypatch):
