@@ -126,17 +126,17 @@ def start_supernode(hospital: Hospital) -> None:
 
 
 def check_known_store(folder: Path, hospital: str, store: Path) -> None:
-    """Check that a hospital's store is there if the hospital in `folder` has started with it.
+    """Check that a hospital's store is there if the hospital in `folder` has started before.
 
     Raises:
-        DeployError: It is missing, for example because its disk is not mounted.
+        DeployError: It is missing: its disk is not mounted, or the path is another one.
     """
-    own = store.absolute() / hospital
-    if read_facts(folder).get("store") == str(own.parent) and not own.exists():
+    own, last = store.absolute() / hospital, read_facts(folder).get("store")
+    if last and not own.exists():
         raise DeployError(
-            f"{own} is missing, and {hospital} has used this store before: mount its disk, or "
-            "restore the store from a backup. A new store would begin keys, ledger and privacy "
-            f"account again. To do this on purpose, remove {folder / FILE}."
+            f"{own} is missing, and the last start was with a store in {last}: mount its disk, "
+            "correct the path, or restore the store from a backup. A new store would begin keys, "
+            f"ledger and privacy account again. To do this on purpose, remove {folder / FILE}."
         )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -148,8 +149,14 @@ def test_a_store_whose_disk_is_not_mounted_is_not_begun_again(graz, monkeypatch)
     monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
     start_supernode(graz)
     store = graz.store_dir / "graz"
+    mistyped = replace(graz, store_dir=graz.folder / "stroe")
+    with pytest.raises(
+        DeployError, match=rf"stroe/graz is missing, .* a store in {graz.store_dir}:"
+    ):
+        start_supernode(mistyped)
+    assert not mistyped.store_dir.exists()
     store.rename(graz.folder / "elsewhere")
-    with pytest.raises(DeployError, match=rf"{store} is missing, and graz has used this store"):
+    with pytest.raises(DeployError, match=rf"{store} is missing, and the last start was with a"):
         start_supernode(graz)
     (graz.folder / "hospital.toml").write_text("name = 'graz'\n")
     with pytest.raises(SystemExit, match="2"):
