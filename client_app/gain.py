@@ -13,7 +13,7 @@ training and test images. Each split gives three kinds of classifiers, as a run 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
-from logging import INFO
+from logging import INFO, WARNING
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
@@ -116,8 +116,12 @@ def measure_gains(
             )
     contents = [{*(each.train.contents or ()), *(each.test.contents or ())} for each in opened[0]]
     for (one, its), (other, theirs) in combinations(zip(places, contents, strict=True), 2):
-        if 2 * len(its & theirs) > min(len(its), len(theirs)):
+        both = len(its & theirs)
+        if 2 * both > min(len(its), len(theirs)):
             raise DataError(f"{one} and {other} have the same images: name each department once.")
+        if both:
+            few = f"{one} and {other} share {amount(both, 'image')}: remove them from one folder"
+            log(WARNING, "%s. One department would train on test images of the other.", few)
     tests, share = [], settings.test_fraction
     for seed, parts in enumerate(opened):
         log(INFO, "Split %d of %d", seed + 1, splits)

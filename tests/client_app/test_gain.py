@@ -130,6 +130,17 @@ def test_a_department_does_not_gain_from_itself(again, draw, tmp_path):
         measure_gains(folders, tmp_path / "store", splits=2)
 
 
+def test_images_that_two_departments_share_are_named(draw, tmp_path, caplog):
+    """They are test images of one and training images of the other, so the gain is too large."""
+    graz, linz = draw("graz", "dark", "light"), draw("linz", "dark", "light")
+    measure_gains([graz, linz], tmp_path / "store", splits=2)
+    assert "share" not in caplog.text
+    for name in ("1.png", "2.png"):
+        shutil.copy(graz / "dark" / name, linz / "dark" / name)
+    measure_gains([graz, linz], tmp_path / "store", splits=2)
+    assert "share 2 images: remove them from one folder." in caplog.text
+
+
 def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path, capsys):
     folders = [str(draw(name, "dark", "light")) for name in ("graz", "linz")]
     with pytest.raises(SystemExit) as ended:
