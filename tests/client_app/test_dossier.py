@@ -1,6 +1,7 @@
 """Dossiers of releases, from a run of two deployed hospitals that make buffers."""
 
 import hashlib
+import hmac
 import json
 import shutil
 from base64 import b64encode
@@ -125,6 +126,14 @@ def test_it_says_what_leaves_under_which_rules_and_by_which_code(sealed):
     assert len(told["salt"]) == len(told["fingerprints"]["code"]) == 64
     card = sealed.cards["graz"]
     assert told["fingerprints"]["train-images"] == card["train-images"]
+
+
+def test_a_run_called_split_does_not_get_the_seed_of_the_folds_as_its_salt(sealed):
+    """The secret gives that seed for the text "split"; no text that a server chooses equals it."""
+    path = file_of(sealed, "graz")
+    secret = path.parents[2].joinpath("figures-secret").read_bytes()
+    digest = hmac.digest(secret, f"dossier {sealed.run}".encode(), "sha256").hex()
+    assert json.loads(path.read_bytes())["salt"] == digest
 
 
 def test_the_hospital_checks_its_own(sealed, command):
@@ -375,7 +384,7 @@ def test_nobody_else_reads_it(tmp_path):
 def test_the_page_knows_each_attack_and_what_left_nothing():
     assert {*TRIED, CLASS_MEANS, SHADOWS} == ATTACKS.keys()
     dossier = written()
-    assert "too few training images: b." in text_of(page(dossier, "0" * 64, ""))
+    assert "too few training images or patients: b." in text_of(page(dossier, "0" * 64, ""))
     dossier["generator"] |= {"gan-epsilon": 1.0, "gan-delta": 1e-5}
     text = text_of(page(dossier, "0" * 64, ""))
-    assert "too few training images, by their noised numbers: b." in text
+    assert "too few training images or patients, by their noised numbers: b." in text

@@ -29,7 +29,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         if (samples.labels == k).any()
     }
     settings, policy = hospital.settings, hospital.policy
-    secret = hospital.secret
+    secret, purpose = hospital.secret, f"dossier {request.order.run}"  # the server names the run
     return {
         "format": FORMAT,
         "hospital": hospital.name,
@@ -38,7 +38,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "simulated": policy is None,
         # Without a salt, somebody could guess contents and compare their hash. The salt is the same
         # for all requests of a run. A simulation has no secret, and no salt.
-        "salt": hmac.digest(secret, request.order.run.encode(), "sha256").hex() if secret else "",
+        "salt": hmac.digest(secret, purpose.encode(), "sha256").hex() if secret else "",
         "leaves": {
             "images": len(samples),
             "shape": list(samples.shape),
