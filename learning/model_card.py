@@ -31,7 +31,7 @@ def model_card(manifest: ModelManifest) -> str:
     whole = json.dumps(json.loads(manifest.to_json()), indent=1).replace("`", "\\u0060")
     form = ", ".join(f"{key} = {_plain(manifest.settings[key])}" for key in FORM)
     frozen = (
-        "Hospitals trained the last layer alone. The other weights were frozen; their SHA-256 "
+        "The last layer alone is of the hospitals. The other weights were frozen; their SHA-256 "
         f"is {shape.frozen}."
     )
     lines = [
@@ -81,11 +81,10 @@ def _training_lines(manifest: ModelManifest) -> Iterator[str]:
         route = [_plain(name) for name in manifest.visited]
         stops = route if len(route) <= 12 else ["...", *route[-11:]]
         counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
-        passes = amount(manifest.epochs, "time")
-        yield (
-            f"Visits: {counts}. Route: {' → '.join(stops)}. In its last visit it saw each image "
-            f"{passes}."
-        )
+        last = f"In its last visit it saw each image {amount(manifest.epochs, 'time')}."
+        if manifest.settings["strategy"] == "sums":
+            last = "Nothing was trained: it follows from sums of features of their images."
+        yield f"Visits: {counts}. Route: {' → '.join(stops)}. {last}"
     elif manifest.round:
         yield (
             "A server averaged the models of several hospitals. This model has no list of these "

@@ -251,6 +251,14 @@ def test_the_card_says_what_a_model_has_seen_and_nothing_else():
     assert "| wien | all | 735 | 80 |" in card
 
 
+def test_the_card_of_sums_says_that_nothing_was_trained():
+    manifest = manifest_of(architecture(frozen="0" * 64))
+    assert "In its last visit it saw each image 3 times." in model_card(manifest)
+    sums = replace(manifest, settings={**manifest.settings, "strategy": "sums"})
+    assert "Nothing was trained: it follows from sums of features" in model_card(sums)
+    assert "In its last visit" not in model_card(sums)
+
+
 def test_the_card_says_of_no_other_hospital_that_it_tested_the_model():
     images = {"graz": {"test/naevus": 9}, "linz": {"test/naevus": 9}}
     card = model_card(manifest_of(architecture(), images=images))
