@@ -165,7 +165,7 @@ def test_files_are_written_whole_or_not_at_all():
 OWN_FILES = {
     *("client_app/authority/policy.py", "deploy/approved.py", "deploy/control.py"),
     *("deploy/server.py", "server_app/environment.py", "strategies/protocol/code.py"),
-    "strategies/protocol/settings.py",
+    *("strategies/protocol/settings.py", "client_app/datasets/library.py"),
 }
 
 

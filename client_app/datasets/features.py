@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.limits import check_disk, check_pass
 from client_app.authority.policy import MachineRules
+from client_app.datasets.library import VERSION
 from client_app.datasets.pool import Pool
 from client_app.store import hold_lock, own_folder
 from learning.models.frozen import Body
@@ -69,9 +70,12 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
 
 
 def _identities(pool: Pool) -> NDArray[np.bytes_]:
-    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels."""
+    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels.
+
+    Updated code may decode other pixels from a file.
+    """
     if pool.contents is not None:
-        parts = [content.encode() for content in pool.contents]
+        parts = [f"{VERSION} {content}".encode() for content in pool.contents]
     else:
         rows = range(len(pool.images)) if pool.rows is None else pool.rows
         parts = [pool.images[row].tobytes() for row in rows]

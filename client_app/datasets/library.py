@@ -6,10 +6,11 @@ A library belongs to one listing of images (client_app.datasets.listing) and is 
     <C>x<H>x<W>-<fit>.pixels     images of one form, uint8 [M, C, H, W], one after the other
 
 Size and time of change identify a file; a hash of its content identifies its pixels. A changed file
-is decoded again; a moved or copied file is not. Pixels of images that are no longer listed are
-overwritten with zeros, in a copy that replaces the file: a process that has mapped the file may
-still train on them. Their place in the copy is used for another image. The index is written only
-after the pixels are on disk: a kill at any moment loses only a few seconds of work.
+is decoded again; a moved or copied file is not. After an update of `DECODERS` all files are decoded
+again. Pixels of images that are no longer listed are overwritten with zeros, in a copy that
+replaces the file: a process that has mapped the file may still train on them. Their place in the
+copy is used for another image. The index is written only after the pixels are on disk: a kill at
+any moment loses only a few seconds of work.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import math
 import os
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -58,6 +60,9 @@ CREATE TABLE IF NOT EXISTS pixels (
     PRIMARY KEY (form, content, slice)
 );
 """
+DECODERS = ("dicom", "files", "image", "nifti", "resize")
+_SOURCES = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in DECODERS]
+VERSION = zlib.crc32(b"".join(_SOURCES)) // 2  # SQLite keeps 31 bits
 # Images between two commits: few enough to decode again, enough to keep all cores busy.
 CHUNK = 256
 
@@ -321,6 +326,11 @@ def _open_index(file: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(file)) as index:
             index.executescript(SCHEMA)
+            if index.execute("PRAGMA user_version").fetchone() != (VERSION,):
+                index.executescript(
+                    "DELETE FROM files; UPDATE pixels SET content = rowid;"
+                    f"PRAGMA user_version = {VERSION}"
+                )
             yield index
     except sqlite3.Error as error:
         raise DataError(

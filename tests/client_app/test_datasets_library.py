@@ -314,6 +314,21 @@ def test_moved_and_copied_files_are_not_decoded_again(folder, read):
     folder.check(opened)
 
 
+def test_updated_code_decodes_all_files_again(folder, monkeypatch):
+    """It may decode them otherwise, as here, and find other patients."""
+    folder.draw("0.png", 0)
+    old = folder.open()
+    before = old.pixels.copy()
+    monkeypatch.setattr(library, "VERSION", library.VERSION ^ 1)
+    monkeypatch.setattr(library, "read_pixels", lambda *each: 255 - read_pixels(*each))
+    for _ in range(2):
+        opened = folder.open()
+        assert (opened.pixels[opened.rows] == 255 - before).all()
+    assert (old.pixels == before).all()  # of a run that goes on
+    (content,) = folder.pixel_files().values()
+    assert before.tobytes() not in content
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 99])
 def test_identical_files_share_a_row(chunk, folder, monkeypatch):
     monkeypatch.setattr(library, "CHUNK", chunk)
