@@ -78,7 +78,7 @@ def train_alone(
     if settings.strategy == "sums":
         raise SettingsError(
             "A run of the strategy 'sums' trains nothing. The classifier of the hospital's own "
-            f"sums is at home already: own/{past.site}."
+            f"sums is at home already: {past.run}/own/{past.site}."
         )
     hospital = reopen_hospital(past, data_dir, policy, settings)
     theirs, whole = past.model.network.frozen, hospital.data.whole
