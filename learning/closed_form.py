@@ -51,7 +51,10 @@ class Head:
         return features @ self.weights.T + self.biases
 
     def lift(self, width: int, rng: np.random.Generator) -> "Head":
-        """The classifier of d features that has the scores of this one of d' projected features."""
+        """The classifier of d features that has the scores of this one of d' projected features.
+
+        Its scores are those of projections that `project` has not shortened.
+        """
         dimensions = self.weights.shape[1]
         if dimensions == width:
             return self
