@@ -20,6 +20,7 @@ from client_app.datasets.image import (
     Header,
     Opened,
     UnusableImage,
+    plain_name,
     scale,
     stretch,
 )
@@ -61,7 +62,7 @@ def open_dicom(stream: IO[bytes]) -> Opened:
     _check_picture(dataset, pixels, modality)
     syntax = _transfer_syntax(dataset, pixels)
     _check_description(dataset, pixels, syntax)
-    name = str(dataset.get("PatientID") or "").strip()
+    name = plain_name(str(dataset.get("PatientID") or ""))
     header = Header(
         kind=f"DICOM {modality}" if re.fullmatch("[A-Z]{2,16}", modality) else "DICOM",
         width=int(dataset.Columns),

@@ -48,6 +48,11 @@ class Header:
 Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]
 
 
+def plain_name(patient: str) -> str:
+    """A patient's name or number, however it is typed: "p7" for "P7"."""
+    return " ".join(patient.casefold().split())
+
+
 def stretch(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
     """Scale numbers linearly to 0..255, from the smallest to the largest finite one in `used`."""
     chosen = values[np.isfinite(values) if used is None else np.isfinite(values) & used]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_groups
-from client_app.datasets.image import Header
+from client_app.datasets.image import Header, plain_name
 from client_app.datasets.library import DecodedImages, ImportProgress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, are_too_many
@@ -92,8 +92,8 @@ class Survey:
         named = []
         for header, entry in zip(self.headers, self.entries, strict=True):
             volume = "" if entry.slice is None else str(entry.file)
-            group = " ".join(entry.group.casefold().split())  # typed by hand: "P7", "p7"
-            kinds = {"group": group, "patient": header and header.patient, "volume": volume}
+            group, patient = plain_name(entry.group), header and header.patient
+            kinds = {"group": group, "patient": patient, "volume": volume}
             named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
         return named
 
