@@ -1,5 +1,6 @@
 """What a hospital says of models after the last round, apart from who asks."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.authority.ledger_index import LONGEST
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
 from client_app.datasets.pool import LocalSamples
-from client_app.release.details import Details, Outputs
+from client_app.release.details import MOST_CLASSES, Details, Outputs
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.noise import SEPARATION, Noise
 from client_app.store import Store
@@ -73,6 +75,16 @@ def test_twelve_images_say_how_little_they_know(tmp_path):
     assert (told["answers-1-of-class-1"], told["answers-0-of-class-1"]) == (4, 0)
     assert all(metric_of(name) in METRICS for name in told)
     assert all(told[name] in METRICS[metric_of(name)] for name in told)
+
+
+def test_the_details_that_a_policy_allows_fit_into_a_line_of_the_ledger(tmp_path):
+    """20 models of the longest name, with as many classes as have counts of every pair."""
+    labels = [k for k in range(MOST_CLASSES) for _ in range(15)]
+    each = said(saying(labels, MOST_CLASSES))
+    told = told_of(details(tmp_path, labels, policy="", classes=MOST_CLASSES), each)
+    values = {f"{'x' * 64}/{name}": float(figure) for name, figure in told.items()}
+    assert len(values) > MOST_CLASSES**2
+    assert Policy.read().figures.max_detailed * len(json.dumps(values)) < LONGEST
 
 
 def test_one_class_or_one_patient_is_an_assessment_too(tmp_path):
