@@ -11,7 +11,7 @@ from typing import Any
 from client_app.authority.identity import Identity, Member
 from client_app.release.dossier.page import page
 from client_app.store import own_folder
-from strategies.protocol.files import FileError, open_checked, read_bytes, read_text, write_whole
+from strategies.protocol.files import read_bytes, read_text, write_whole
 from strategies.protocol.settings import SettingsError
 
 LONGEST = 2**24  # bytes of a dossier; pictures of many classes take 8 MB
@@ -108,8 +108,6 @@ def _is_same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        with open_checked(path) as file:
-            return file.read()
-    except (OSError, FileError):
-        return b""
+    with suppress(OSError):
+        return read_bytes(path)
+    return b""
