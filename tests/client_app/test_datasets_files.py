@@ -608,7 +608,7 @@ def test_tables_go_before_windows(depth, read):
 
 def test_a_patient_of_dicom_is_one_however_the_id_is_typed(read):
     ids = ["P7", "p7 ", " P7", "P 7", ""]
-    found = [read(dicom(np.uint8([[0, 1]]), PatientID=each))[0].patient for each in ids]
+    found = [read(dicom(np.array([[0, 1]], np.uint8), PatientID=each))[0].patient for each in ids]
     assert [found.index(each) for each in found] == [0, 0, 0, 3, 4]
     assert found[4] == ""
 
