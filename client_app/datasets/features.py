@@ -70,10 +70,7 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
 
 
 def _identities(pool: Pool) -> NDArray[np.bytes_]:
-    """The identity of each image, [N] of 64 bytes: a hash of its file, or of its pixels.
-
-    Updated code may decode other pixels from a file.
-    """
+    """Identities of the images, [N]: hashes of their files and of the decoders, or of pixels."""
     if pool.contents is not None:
         parts = [f"{VERSION} {content}".encode() for content in pool.contents]
     else:

@@ -45,10 +45,6 @@ class Form:
         return images
 
 
-def _squash(images: Tensor, size: int) -> Tensor:
-    return resize(images, (size, size))
-
-
 def _crop(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[-2:]
     if max(height, width) > MAX_RATIO * min(height, width):
@@ -79,7 +75,7 @@ def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     return interpolate(images, size=size, mode="bilinear", antialias=True)
 
 
-_FITS = {"squash": _squash, "pad": _pad, "crop": _crop}
+_FITS = {"squash": lambda images, size: resize(images, (size, size)), "pad": _pad, "crop": _crop}
 
 
 def stack(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
