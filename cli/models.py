@@ -69,7 +69,7 @@ def predict(
     if ensemble and not model:
         raise ValueError("--ensemble averages a folder of models: name one with --model.")
     home = store_dir / site
-    files = [find_model(home, name) for name in model or ()]
+    files = [find_model(home, name).absolute() for name in model or ()]
     if ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
     newest = None if files else newest_run(home)
@@ -83,9 +83,8 @@ def predict(
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
     names = ", ".join(
-        f"{place_of(file, newest)} (round {each.round}, weight {weights[file]:.2f})"
-        if newest
-        else f"{each.lineage} (round {each.round})"
+        f"{place_of(file, newest or file.parent.parent)} (round {each.round}"
+        f"{f', weight {weights[file]:.2f}' if newest else ''})"
         for file, each in zip(weights, predictor.manifests, strict=True)
     )
     print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {names}: {output}")

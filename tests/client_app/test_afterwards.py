@@ -507,6 +507,19 @@ def test_predictions_are_what_the_run_s_own_test_computes(together, run, call, t
     assert output.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_last_line_tells_a_hospital_s_own_model_from_the_one_that_travelled(
+    run, call, tmp_path
+):
+    output, own, travelled = tmp_path / "out.csv", f"{run.state.run}/own/graz", "graz"
+    status, printed = call(
+        *("predict", "--model", own, "--model", travelled, *run.hospital("graz")),
+        *("--data", run.place / "images" / "graz", "--output", output),
+    )
+    assert status == 0
+    named = rf"by own/graz \(round \d\), {run.state.run}/graz \(round \d\): "
+    assert re.search(named, printed.out)
+
+
 def test_damaged_files_are_named_and_skipped(run, call, tmp_path):
     data, output = tmp_path / "data", tmp_path / "out.csv"
     draw(data / "=cmd|calc.png", "upper", 0)
