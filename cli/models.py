@@ -82,12 +82,13 @@ def predict(
     done, unusable = write_predictions(predictor, listing, output, show)
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
-    names = ", ".join(
-        f"{place_of(file, newest or file.parent.parent)} (round {each.round}"
-        f"{f', weight {weights[file]:.2f}' if newest else ''})"
-        for file, each in zip(weights, predictor.manifests, strict=True)
-    )
-    print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {names}: {output}")
+    named = []
+    for file, manifest in zip(weights, predictor.manifests, strict=True):
+        weight = f", weight {weights[file]:.2f}" if newest else ""
+        place = place_of(file, newest or file.parent.parent)
+        named.append(f"{place} (round {manifest.round}{weight})")
+    by = ", ".join(named)
+    print(f"{amount(done, 'image')} predicted, {len(unusable)} skipped, by {by}: {output}")
     return bool(unusable)
 
 
