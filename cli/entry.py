@@ -18,6 +18,7 @@ typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
 app = typer.Typer(
     no_args_is_help=True,
     suggest_commands=False,  # click suggests them, too
+    pretty_exceptions_enable=False,  # they would print the values of variables, keys among them
     context_settings={"max_content_width": 100},
 )
 for module in (runs, authority, models):

@@ -190,6 +190,22 @@ def test_the_cause_of_a_failed_deployment_is_one_line(monkeypatch, capsys, tmp_p
     assert (status, error) == (2, "fedhandoff server start: The port is in use.\n")
 
 
+def test_a_crash_prints_no_values_of_variables():
+    code = (
+        "from cli import entry, main\n"
+        "@entry.app.command()\n"
+        "def crash(): token = 'se' + 'cret'; raise AssertionError('it crashed')\n"
+        "main(['crash'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("AssertionError: it crashed\n")
+    assert "secret" not in done.stderr
+
+
 LINE = "fedhandoff: interrupted by Ctrl-C.\n"
 
 
