@@ -70,7 +70,7 @@ class Invitation:
         """
         try:
             return x509.load_pem_x509_certificate(self.pem.encode())
-        except ValueError as error:
+        except (ValueError, x509.InvalidVersion) as error:
             raise DeployError(
                 f"The invitation has no certificate that can be read ({error}): ask the operator "
                 "for another."

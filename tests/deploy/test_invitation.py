@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import ssl
 import stat
 import threading
 import time
@@ -10,10 +11,13 @@ import tomllib
 
 import pytest
 import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from client_app.authority.members import read_members
 from deploy import invitation as module
 from deploy import server
+from deploy.credentials import end_of
 from deploy.errors import DeployError
 from deploy.invitation import accept, invite, read_invitation
 from strategies.protocol.code import hash_of
@@ -206,6 +210,22 @@ def test_an_invitation_that_cannot_be_used_makes_nothing(call, folder, tmp_path,
     assert status == 2
     assert re.search(said, error)
     assert not (tmp_path / "fedhandoff" / "graz").exists()
+
+
+def test_a_certificate_of_no_version_is_named(call, folder, tmp_path):
+    content = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes()).public_bytes(
+        Encoding.DER
+    )
+    odd = content.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+    file = tmp_path / "odd.crt"
+    file.write_text(ssl.DER_cert_to_PEM_cert(odd))
+    changed(tmp_path / "graz.invitation", pem=file.read_text())
+    status, _, error = join(call)
+    assert (status, error.count("\n")) == (2, 1)
+    with pytest.raises(
+        DeployError, match=r"odd\.crt cannot be read .* \(5 is not a valid X509 ver"
+    ):
+        end_of(file)
 
 
 def test_only_one_certificate_is_trusted(call, folder, tmp_path):
