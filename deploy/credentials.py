@@ -135,8 +135,8 @@ def end_of(certificate: Path) -> datetime:
 def _read_certificate(certificate: Path) -> x509.Certificate:
     try:
         read = x509.load_pem_x509_certificate(read_bytes(certificate))
-    except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else "it is not in PEM"
+    except (OSError, ValueError, x509.InvalidVersion) as error:
+        reason = "it is not in PEM" if isinstance(error, ValueError) else reason_of(error)
         raise DeployError(
             f"{certificate} cannot be read as a certificate ({reason}): get or make it again."
         ) from error
@@ -166,14 +166,13 @@ def _alternative(name: str) -> x509.GeneralName:
 def _authority(folder: Path) -> Issuer:
     """The name and key of the authority in a folder; made if they do not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
-    if certificate.exists() and key.exists():
+    if certificate.exists() or key.exists():
         cure = "make the server's certificate with your own program"
         private = _read_key(key, serialization.load_pem_private_key, cure)
         read = _read_certificate(certificate)
         if read.public_key() != private.public_key():
             raise DeployError(f"{certificate} is not the certificate of {key}: get both again.")
         return read.subject, private
-    _must_be_new(certificate, key)
     return _issue(
         folder / "ca",
         "fedhandoff authority",
