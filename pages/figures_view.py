@@ -76,5 +76,5 @@ def reliability(name: str, bins: Sequence[Assessment]) -> Picture:
     """A reliability plot: the share of right answers at each probability."""
     xs = [each["confidence"] for each in bins]
     ys = [each["right"]["value"] if each["right"] else nan for each in bins]
-    pairs = ", ".join(f"{x:.2f}: {y:.2f}" for x, y in zip(xs, ys, strict=True))
+    pairs = ", ".join(f"{x:.3f}: {y:.3f}" for x, y in zip(xs, ys, strict=True))
     return plots.square(Line(name, xs, ys), f"Share right at each probability: {pairs}")

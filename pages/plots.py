@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, nan
 from typing import Any
 
-from pages.figures import Figure
+from pages.figures import Figure, number
 
 NUMBERED = 12  # most columns with numbers in the cells
 BLOCK = 20  # most steps beside each other
@@ -115,7 +115,7 @@ def chart(
         width = widths[min(place, 3)] if len(drawn) > 1 else 1.8
         parts += area.line(line, place, width)
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
-    marked = f"chance: {chance:.2f}" if isfinite(chance) else ""
+    marked = f"chance: {chance:.3f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
     words = [_line_in_words(line, across) for line in drawn]
     about = "; ".join([*words, *tasks, *([marked] if marked else [])])
@@ -141,7 +141,7 @@ def _small_chart(line: Line, behind: Line | None, chance: float, axis: Axis) -> 
     area = _Area(width, height, (24, 6, 22, 14), _ends([line]), axis)
     measured = [y for y in line.ys if isfinite(y)]
     parts = [_text(0, 11, _shorten(line.name), css="name"), *area.axes()]
-    parts.append(_text(width, 11, f"{measured[-1]:.2f}" if measured else "–", "end"))
+    parts.append(_text(width, 11, f"{measured[-1]:.3f}" if measured else "–", "end"))
     parts += area.level(chance)
     if behind is not None:
         grey = {"class": "line", "stroke": "var(--soft)", "opacity": ".5"}
@@ -149,8 +149,7 @@ def _small_chart(line: Line, behind: Line | None, chance: float, axis: Axis) -> 
     last = [k for k, y in enumerate(line.ys) if isfinite(y)][-1:]
     dots = last if line.dots is None else line.dots
     parts += area.line(Line(line.name, line.xs, line.ys, dots), 0, 1.6)
-    about = _line_in_words(Line("accuracy", line.xs, line.ys))
-    return Picture(_box(width, height), _description(line.name, about), parts)
+    return Picture(_box(width, height), _line_in_words(line), parts)
 
 
 def square(line: Line, about: str) -> Picture:
@@ -405,15 +404,14 @@ def _stroke(look: str, xs: Sequence[object], ys: Sequence[object], **more: objec
 
 
 def _lane_in_words(row: Lane) -> str:
-    mark = f", the dashed line is at {row.mark:.2f}" if isfinite(row.mark) else ""
+    mark = f", the dashed line is at {row.mark:.3f}" if isfinite(row.mark) else ""
     return f"{row.name}: {', '.join(map(_span_in_words, row.figures))}{mark}"
 
 
 def _span_in_words(figure: Figure | None) -> str:
     if figure is None or not isfinite(figure["value"]):
         return "not measured"
-    value, low, high = figure["value"], figure["low"], figure["high"]
-    return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if isfinite(low) else "")
+    return number(figure)
 
 
 def _heat(value: float, level: float) -> Cell:
@@ -424,7 +422,7 @@ def _heat(value: float, level: float) -> Cell:
     if value <= level:
         kinds.append("poor")
     look = {"class": " ".join(kinds)} if kinds else {}
-    return f"{value:.2f}", {**look, "style": f"--v:{100 * value:.0f}"}
+    return f"{value:.3f}", {**look, "style": f"--v:{100 * value:.0f}"}
 
 
 def _ends(lines: Sequence[Line]) -> tuple[int, int]:
@@ -439,10 +437,10 @@ def _line_in_words(line: Line, across: str = "round") -> str:
         return f"{line.name}: not measured"
     (first, _), (last, end) = measured[0], measured[-1]
     low, high = min(measured)[0], max(measured)[0]
-    between = f", between {low:.2f} and {high:.2f}" if len(measured) > 2 else ""
-    start = f"{first:.2f} at first, " if len(measured) > 1 else ""
+    between = f", between {low:.3f} and {high:.3f}" if len(measured) > 2 else ""
+    start = f"{first:.3f} at first, " if len(measured) > 1 else ""
     place = f"round {end:g}" if across == "round" else f"{end:g} {across}"
-    return f"{line.name}: {start}{last:.2f} after {place}{between}"
+    return f"{line.name}: {start}{last:.3f} after {place}{between}"
 
 
 def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str = "") -> Shape:

@@ -73,7 +73,7 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
 
 def _dash_meaning(compared: Column, methods: Sequence[Method]) -> str:
     """The meaning of the dashed line, for the key; empty if there is none."""
-    known = {f"{same:.2f}" for m in methods if isfinite(same := m.constant(compared))}
+    known = {f"{same:.3f}" for m in methods if isfinite(same := m.constant(compared))}
     return f"{DASHED[compared.metric]}: {', '.join(sorted(known))}" if known else ""
 
 
@@ -83,7 +83,7 @@ def _curves(title: str, compared: Column, methods: Sequence[Method]) -> Picture 
     if not 0 < len(curves) <= SERIES or compared.signed:
         return None
     lines = [Line(name, [*curve], [*curve.values()]) for name, curve in curves.items()]
-    constants = {round(same, 2) for m in methods if isfinite(same := m.constant(compared))}
+    constants = {round(same, 3) for m in methods if isfinite(same := m.constant(compared))}
     level = constants.pop() if len(constants) == 1 else nan
     return chart(f"{title}, by round", lines, level)
 

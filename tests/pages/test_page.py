@@ -4,7 +4,7 @@ import pytest
 
 from pages.page import Marked, render, value_text
 from pages.pictures import named_strip
-from pages.plots import Cells, Line, chart, heat, steps
+from pages.plots import Cells, Lane, Line, chart, charts_by_name, heat, spans, steps
 from pages.release_view import release_checks
 from tests.pages.macros import call
 
@@ -62,6 +62,18 @@ def test_a_tiny_fraction_is_not_shown_as_zero():
     assert shown == ["1e-05", "-0.00012", "0.001", "0.000", "12.500"]
 
 
+def test_pictures_have_the_digits_of_the_text():
+    """With two digits, 0.996 was 1.00, and a difference of 0.003 was 0."""
+    small = {"value": -0.003, "low": -0.0049, "high": -0.001}
+    (panel,) = charts_by_name([Line("graz", [1], [0.996])], {})
+    assert call("cells", heat("", ["a"], ["b"], [[0.996]], [0.5], "")).count(">0.996<") == 1
+    assert "chance: 0.996" in chart("t", [], 0.996).about
+    assert panel.about == "graz: 0.996 after round 1"
+    assert "0.996" in [shape.text for shape in panel.shapes]
+    about = spans("t", [Lane("a", [small], 0.0)]).about
+    assert about == "t. a: -0.003 (-0.005 to -0.001), the dashed line is at 0.000"
+
+
 def test_contents_lead_to_sections():
     runs = [{"title": f"Run {k}", "rows": [], "settings": []} for k in (1, 2)]
     page = render("ledger", "t", runs=runs, verdict="", whole=True)
@@ -114,4 +126,4 @@ def test_checks_of_features_are_not_about_images():
 def test_the_description_of_a_line_over_time_has_its_seconds():
     """0.5 at first, and 0.75 at the end, after a minute and a half."""
     drawn = chart("t", [Line("a", [0, 90], [0.5, 0.75])], across="seconds")
-    assert drawn.about == "t. a: 0.50 at first, 0.75 after 90 seconds"
+    assert drawn.about == "t. a: 0.500 at first, 0.750 after 90 seconds"

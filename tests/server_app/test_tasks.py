@@ -198,13 +198,13 @@ def test_the_report_draws_them_and_says_them():
     """Each task is learnt to 0.9, and falls by 0.3 with each later one."""
     page = in_tasks().page()
     row = page.partition('<th scope="row">after task 3</th>')[2].partition("</tr>")[0]
-    assert re.findall(r">([\d.]+)</td>", row) == ["0.30", "0.60", "0.90"]
+    assert re.findall(r">([\d.]+)</td>", row) == ["0.300", "0.600", "0.900"]
     assert "<td>accuracy within tasks</td><td>0.800</td>" in bare(page)  # of 0.7, 0.8 and 0.9
     assert "<td>forgetting</td><td>0.450</td>" in bare(page)
     assert "<td>backward transfer</td><td>-0.450</td>" in bare(page)
     assert page.count('class="border"') == 2
     assert "task 2 begins with round 5; task 3 begins with round 9" in page
-    assert "0.30 after round 12, between 0.10 and 0.90; task 2: " in page
+    assert "0.300 after round 12, between 0.100 and 0.900; task 2: " in page
 
 
 @pytest.mark.slow
