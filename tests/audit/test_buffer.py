@@ -4,6 +4,7 @@ import torch
 
 from audit.buffer import (
     NEAREST,
+    attack_buffer,
     density_scores,
     draw_copies,
     mirrorings,
@@ -74,3 +75,10 @@ def test_near_copies_are_mirrored_and_noisy():
     real = images(50)
     difference = (draw_copies(real, 0).float() - real.flip(3).float()).std()
     assert difference == pytest.approx(20, rel=0.05)
+
+
+def test_a_loose_limit_needs_no_more_copies_in_the_positive_control():
+    """Half of near-copies have a leak of 0.5 or less, which no limit of 0.9 could notice."""
+    real = images(400, height=16, width=16)
+    found = attack_buffer(real[:160], (real[160:240], real[240:320]), real[320:], 0.9, seed=0)
+    assert (found.noticed, found.verdict) == (0.25, "passed")
