@@ -60,9 +60,11 @@ class Screen:
     @classmethod
     def install(cls) -> None:
         """Send the output and the errors of this process through screens."""
-        # Python has no stream where a process began without one.
-        sys.stdout = cls(sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        sys.stderr = cls(sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        for name in ("stdout", "stderr"):
+            # Python has no stream where a process began without one.
+            stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+            stream.reconfigure(errors="backslashreplace")  # the locale may lack a character
+            setattr(sys, name, cls(stream))
 
     def write(self, text: str) -> int:
         """Print a text. A carriage return alone stays: a command's line of progress needs it."""

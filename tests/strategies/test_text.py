@@ -2,8 +2,12 @@
 
 import io
 import logging
+import os
 import re
+import subprocess
+import sys
 from html import escape
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +96,20 @@ def test_a_command_writes_over_its_own_line_alone():
     print("1 of 2", end="\r", file=Screen(output))
     print("other\rline", file=Screen(output))
     assert output.getvalue() == "1 of 2\rother\\rline\n"
+
+
+def test_a_character_that_the_locale_lacks_ends_no_command():
+    code = (
+        "from strategies.protocol.text import Screen; Screen.install(); print('Grüße \U0001f600')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("Grüße \\U0001f600\n".encode("latin-1"), b"")
 
 
 def test_a_password_of_others_texts_is_not_printed():
