@@ -11,6 +11,7 @@ from click import Abort, ClickException
 from click.exceptions import NoArgsIsHelpError
 
 from cli import INTERRUPTED, authority, hospital, models, runs, server
+from strategies.protocol.code import app_version
 from strategies.protocol.console import Console
 from strategies.protocol.text import Screen
 
@@ -30,7 +31,7 @@ app.add_typer(hospital.app, name="hospital")
 def print_version(wanted: bool) -> None:
     """Print the versions of this application and of Flower, and end the command."""
     if wanted:
-        print(f"fedhandoff {version('fedhandoff')}, flwr {version('flwr')}")
+        print(f"fedhandoff {app_version()}, flwr {version('flwr')}")
         raise typer.Exit
 
 

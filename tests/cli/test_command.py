@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -102,7 +102,15 @@ def test_without_a_command_all_are_listed(capsys):
     assert "..." not in shown.partition("Commands:")[2]  # no sentence is cut
 
 
-def test_the_version_is_printed(capsys):
+def test_the_version_is_printed(capsys, monkeypatch):
+    """Also where packages were installed without the project, as on a machine without internet."""
+
+    def installed(name):
+        if name == "fedhandoff":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("cli.entry.version", installed)
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
