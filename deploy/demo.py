@@ -52,13 +52,10 @@ def demonstrate(asynchronous: bool = False) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
     print(f"All files are below {folder}; the server's log is superlink.log there.", flush=True)
-    try:
-        write_images(folder / "images")
-        slow = SLOW if asynchronous else {}
-        with server(folder) as address, hospitals(folder, address, own=slow):
-            result = run(folder, ASYNCHRONOUS if asynchronous else SETTINGS)
-    except subprocess.CalledProcessError as error:
-        sys.exit(str(error))
+    write_images(folder / "images")
+    slow = SLOW if asynchronous else {}
+    with server(folder) as address, hospitals(folder, address, own=slow):
+        result = run(folder, ASYNCHRONOUS if asynchronous else SETTINGS)
     print(result)
 
 
@@ -136,10 +133,18 @@ def write_images(folder: Path) -> None:
 
 
 def _do(*commands: Sequence[str | Path]) -> None:
-    """Do commands one after the other in one process, since each would import for seconds."""
+    """Do commands one after the other in one process, since each would import for seconds.
+
+    Raises:
+        SystemExit: A command has failed; it has printed the reason.
+    """
     words = [[str(word) for word in command] for command in commands]
-    program = f"import sys; from cli.entry import run; sys.exit(any(map(run, {words})))"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    program = (
+        "import sys; from signal import SIG_DFL, SIGINT, signal; signal(SIGINT, SIG_DFL)\n"
+        f"from cli.entry import run; sys.exit(any(map(run, {words})))"
+    )
+    if subprocess.run([sys.executable, "-c", program], check=False).returncode:
+        sys.exit(1)
 
 
 @contextmanager

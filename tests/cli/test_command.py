@@ -259,6 +259,29 @@ def test_ctrl_c_is_one_line_at_any_time(words, tmp_path):
         assert "Traceback" not in said
 
 
+def test_ctrl_c_in_a_command_of_the_demo_is_one_line(tmp_path):
+    code = (
+        "from signal import *; signal(SIGINT, default_int_handler)\n"
+        "from cli import main; from deploy import demo\n"
+        "demo.demonstrate = lambda _: demo._do(('watch', '.'))\n"
+        "main(['demo'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        assert "Waiting for one." in process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == LINE
+    assert process.returncode == 130
+
+
 def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(0.2); print('whole')"
