@@ -41,9 +41,8 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
                 f"{read_facts(folder).get('pid', '?')}: end that process first. Each needs its own "
                 "folder."
             )
-        file.truncate(0)
         file.write(json.dumps({**facts, "pid": str(os.getpid())}))
-        file.flush()
+        file.truncate()  # only now: on a full disk the facts of the last start stay
         yield
 
 

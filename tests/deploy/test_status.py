@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -171,6 +172,20 @@ def test_a_full_disk_is_named(tmp_path):
     class Full:
         def __enter__(self):
             raise OSError(28, "No space left on device")
+def test_on_a_full_disk_the_facts_of_the_last_start_stay(tmp_path):
+    """Without them a mistyped store would begin a new ledger."""
+    with lock(tmp_path, "it", store="here"):
+        pass
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"), lock(tmp_path, "it", store="there"):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_facts(tmp_path)["store"] == "here"
+
+
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hospital, "TemporaryFile", lambda **_: Full())
