@@ -109,18 +109,20 @@ def _make(
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")
         known = None if members in ("first-use", "none") else place / expand(members)
-        _print_identity(name, place / "store", known)
+        _print_identity(place, name, place / "store", known)
     except BaseException:
         (place / HOSPITAL).unlink()  # so that the next attempt goes on from here
         raise
     return place
 
 
-def _print_identity(name: str, store_dir: Path, members: Path | None = None) -> None:
+def _print_identity(folder: Path, name: str, store_dir: Path, members: Path | None = None) -> None:
     """Print the hospital's line for the members, and add it to its own file of members."""
     from client_app.authority.identity import Identity
     from client_app.authority.members import add_member, member_line
+    from deploy.hospital import check_known_store
 
+    check_known_store(folder, name, store_dir)
     member = Identity.load(name, store_dir / name / "identity").member
     if members:
         add_member(members, name, str(member))
@@ -154,11 +156,8 @@ def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
 @command(app, "hospital identity --hospital graz")
 def identity(hospital: Hospital = HERE, site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
     """Print the hospital's line for the members; make its keys if needed."""
-    from deploy.hospital import check_known_store
-
     private()
-    check_known_store(hospital, site, store_dir)
-    _print_identity(site, store_dir)
+    _print_identity(hospital, site, store_dir)
 
 
 @command(app, "hospital approve --hospital graz")

@@ -162,16 +162,16 @@ def test_a_store_whose_disk_is_not_mounted_is_not_begun_again(graz, monkeypatch)
     (graz.folder / "hospital.toml").write_text("name = 'graz'\n")
     with pytest.raises(SystemExit, match="2"):
         main(["hospital", "identity", "--hospital", str(graz.folder)])
+    (graz.folder / "hospital.toml").unlink()
+    again = ("--folder", str(graz.folder), "--data", "skin", "--server", "localhost:9")
+    with pytest.raises(SystemExit, match="2"):
+        main(["hospital", "init", "graz", *again])
     assert not store.exists()
     (graz.folder / "running.json").unlink()  # as the message says
     start_supernode(graz)
     assert store.is_dir()
 
 
-def test_a_full_disk_is_named(tmp_path):
-    class Full:
-        def __enter__(self):
-            raise OSError(28, "No space left on device")
 def test_on_a_full_disk_the_facts_of_the_last_start_stay(tmp_path):
     """Without them a mistyped store would begin a new ledger."""
     with lock(tmp_path, "it", store="here"):
@@ -186,6 +186,10 @@ def test_on_a_full_disk_the_facts_of_the_last_start_stay(tmp_path):
     assert read_facts(tmp_path)["store"] == "here"
 
 
+def test_a_full_disk_is_named(tmp_path):
+    class Full:
+        def __enter__(self):
+            raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hospital, "TemporaryFile", lambda **_: Full())
