@@ -294,11 +294,10 @@ class _Area:
             parts += self._horizontal("axis", tick)
             parts.append(_text(self.left - 4, self.y(tick) + 4, f"{tick:g}", "end"))
         bottom = self.top + self.height + 13
-        for number in dict.fromkeys((self.first, self.last)):
-            anchor = (
-                "middle" if self.first == self.last else "end" if number == self.last else "start"
-            )
-            parts.append(_text(self.x(number), bottom, f"{number:g}", anchor))
+        for end in dict.fromkeys((self.first, self.last)):
+            only = self.first == self.last
+            anchor = "middle" if only else "end" if end == self.last else "start"
+            parts.append(_text(self.x(end), bottom, f"{end:g}", anchor))
         return parts
 
     def level(self, value: float) -> list[Shape]:
@@ -312,13 +311,13 @@ class _Area:
         """Vertical lines between tasks, with the tasks' numbers above."""
         bottom = self.top + self.height
         parts = [_text(self.left - 4, 11, "task", "end")] if begins else []
-        for number, first in enumerate(begins, 1):
+        for task, first in enumerate(begins, 1):
             if first > self.last:
                 break
             x = self.x(max(first - 0.5, self.first))
             if first > self.first:
                 parts.append(_stroke("border", (f"{x:.1f}",) * 2, (2, bottom)))
-            parts.append(_text(round(x) + 3, 11, f"{number}"))
+            parts.append(_text(round(x) + 3, 11, f"{task}"))
         return parts
 
     def path(self, line: Line) -> str:
