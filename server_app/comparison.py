@@ -102,7 +102,8 @@ SPLIT = (
     "enrolment",
 )
 _REPEATED = {"seed", "fold"}
-_FACTS = {"hospitals", "images", "commit", "visits"}  # facts of a run that are not settings
+# Facts of a run that are not settings of its server.
+_FACTS = {"hospitals", "images", "code", "visits", "own-settings"}
 # Settings of all methods; the others belong to one method.
 _COMMON = {field.name.replace("_", "-") for field in fields(Settings)}
 
@@ -112,7 +113,7 @@ class Method:
     """Runs that differ only in their seeds and folds."""
 
     name: str  # its strategy, and the settings that differ between methods of that strategy
-    facts: dict[str, Any]  # its settings; and `hospitals`, `images` and `commit` if known
+    facts: dict[str, Any]  # its settings; and `hospitals`, `images` and `code` if known
     runs: dict[tuple[int, int], CompletedRun]  # by seed and fold
 
     @property
@@ -133,6 +134,8 @@ class Method:
         parts = [f"{amount(len(self.runs), 'run')}, {seed}"]
         if len(folds) > 1:
             parts.append(f"{len(folds)} folds")
+        if len(codes := self.facts.get("code", ())) > 1:
+            parts.append(f"{len(codes)} versions of the code")
         if broken := sum(run.status != "completed" for run in self.runs.values()):
             parts.append(f"{broken} with failures of hospitals")
         return f"{self.name} ({', '.join(parts)})"
@@ -342,10 +345,10 @@ def compare(places: Iterable[Path]) -> Comparison:
 def _facts(runs: Sequence[CompletedRun]) -> dict[str, Any]:
     hidden = MAY_CHANGE | _REPEATED
     facts = {key: value for key, value in runs[0].settings.items() if key not in hidden}
-    commits = {run.commit for run in runs} - {""}
+    codes = {run.code for run in runs} - {""}
     hospitals, kinds = tuple(runs[0].hospitals), runs[0].kinds
     images = {"images": sorted(kinds)} if kinds else {}  # they may differ from `dataset`
-    known = {"commit": sorted(commits)} if commits else {}
+    known = {"code": sorted(codes)} if codes else {}
     return {**facts, "hospitals": hospitals, **images, **known}
 
 
@@ -364,7 +367,7 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         f"{key:.24}={_shorten(facts.get(key))}"
         for key in facts
-        if key not in ("commit", "images") and any(other.get(key) != facts[key] for other in alike)
+        if key not in ("code", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
     return ", ".join([_shorten(facts["strategy"]) or "unknown strategy", *parts])
 

@@ -40,7 +40,9 @@ class CompletedRun:
     """A run that has completed."""
 
     path: Path  # its result directory
-    settings: dict[str, Any]  # its config.toml, by key; `visits` says which were lost on purpose
+    # Its config.toml, by key; `visits` says which were lost on purpose, `own-settings` what its
+    # hospitals replaced.
+    settings: dict[str, Any]
     status: str
     hospitals: list[str]  # those that answered
     figures: dict[str, float]  # those that are a single number
@@ -53,7 +55,7 @@ class CompletedRun:
     # By metric, the figure of a constant answer, mean over hospitals; for the accuracy, the answer
     # is the most frequent class.
     constant: dict[str, float]
-    commit: str  # of the code, as noted by benchmarks.reproduce; empty = unknown
+    code: str  # its commit, as noted by benchmarks.reproduce, or its hash; empty = unknown
 
 
 def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
@@ -94,6 +96,9 @@ def _read(path: Path) -> CompletedRun:
             raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
     settings["visits"] = _note(path / "visits") or "all"
     summary = Summary.read(path, any_version=True)
+    own = {h: data.get("own_settings") or {} for h, data in summary.data.items()}
+    changed = [f"{h}: {key} = {value}" for h in own for key, value in own[h].items()]
+    settings["own-settings"] = "; ".join(changed) or "none"
     if summary.status == "failed":
         raise _NotCompletedError(f"failed: {summary.error}")
     if not (rounds := summary.history.get("round")):
@@ -115,7 +120,7 @@ def _read(path: Path) -> CompletedRun:
         _means(models),
         {hospital: _images(own) for hospital, own in summary.data.items()},
         {"balanced_accuracy": chance, "accuracy": mean(shares), "auroc": 0.5},
-        _note(path / "commit"),
+        _note(path / "commit") or summary.code[:12],
     )
 
 

@@ -202,6 +202,21 @@ def test_runs_that_lose_visits_on_purpose_are_another_method(tmp_path):
     assert comparison.different_settings == [("setting", "visits", values)]
 
 
+def test_runs_with_other_code_or_own_settings_of_hospitals_are_no_silent_repetitions(tmp_path):
+    for seed, (code, rate) in enumerate([("1", ""), ("2", ""), ("2", "0.5")]):
+        path = write_run(tmp_path / f"{seed}", "cwt", seed) / "summary.json"
+        summary = json.loads(path.read_text())
+        own = {"train.learning-rate": rate} if rate else {}
+        summary["data"]["A"]["own_settings"] = own
+        path.write_text(json.dumps(summary | {"code": 64 * code}))
+    first, second = (method.title for method in compare([tmp_path]).methods)
+    assert "0.5 (1 run, seed 2)" in first + second
+    assert "own-settings=none (2 runs, seeds 0, 1, 2 versions of the code)" in first + second
+    said = {key: values for _, key, values in compare([tmp_path]).different_settings}
+    assert "A: train.learning-rate = 0.5 (" in said["own-settings"]
+    assert said["code"].startswith("111111111111, 222222222222 (")
+
+
 def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
     for seed in (0, 1):
         for fold, more in enumerate((0.1, 0.3)):
