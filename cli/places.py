@@ -51,7 +51,7 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
         "dataset": own.get("dataset"),
         "server": own.get("server"),
         "runtime_port": own.get("runtime-port"),
-        "node_config": " ".join(f"{key}={value}" for key, value in written.items()),
+        "own_config": " ".join(f"{key}={value}" for key, value in written.items()),
     }
     if (members := own.get("members")) in ("first-use", "none"):
         defaults["members"] = members if context.info_name == "start" else None

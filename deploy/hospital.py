@@ -53,7 +53,8 @@ class Hospital:
     members: str = "none"  # the file with the keys of all hospitals, "first-use", or "none"
     # The file of its policy; None = `policy.toml` in the folder, if there is one
     policy: Path | None = None
-    node_config: str = ""  # further keys of the node-config, in Flower's notation
+    own_config: str = ""  # hospital.toml's keys of the node-config, in Flower's notation
+    node_config: str = ""  # further keys of the node-config
     any_code: bool = False  # whether it also runs code that is not approved
     runtime_port: int = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
 
@@ -183,7 +184,8 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "present one away, or name another file with --policy."
             )
         paths["policy"] = policy
-    config = {"resident": True} | _parse(hospital.node_config) | {"site": hospital.name}
+    more = _parse(hospital.own_config) | _parse(hospital.node_config)
+    config = {"resident": True} | more | {"site": hospital.name}
     if hospital.members == "first-use":
         config["members"] = "first-use"
     return config | {key: str(path.absolute()) for key, path in paths.items()}

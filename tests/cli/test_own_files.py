@@ -92,14 +92,25 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
         store_dir=graz / "store",
         members=str(graz / "members"),
         policy=Path("/rules.toml"),
-        node_config=found.node_config,
+        own_config=found.own_config,
         runtime_port=9095,
     )
-    assert hospital._parse(found.node_config) == {**config, "dataset": "folder"}
+    assert hospital._parse(found.own_config) == {**config, "dataset": "folder"}
     given = ("--server", "other:1", "--members", "first-use", "--any-code")
     assert call("hospital", "start", "--hospital", graz, *given)[0] == 0
     assert (started[1].server, started[1].members) == ("other:1", "first-use")
     assert started[1].any_code
+
+
+def test_the_option_adds_to_the_node_config_of_the_file(call, graz, started):
+    more = {"members": "none", "model": "resnet18", "node-config": {"keep": "none"}}
+    write_own(graz, "hospital.toml", {**GRAZ, **more})
+    option = ("--node-config", "keep='visits' train.batch-size=8")
+    assert call("hospital", "start", "--hospital", "graz", *option)[0] == 0
+    config = hospital.node_config(started[0])
+    assert [config[key] for key in ("model", "keep", "train.batch-size")] == [
+        *("resnet18", "visits", 8)
+    ]
 
 
 @pytest.mark.parametrize("members", ["first-use", "none"])
@@ -178,7 +189,7 @@ def test_a_text_of_the_node_config_may_have_letters_of_all_languages(call, graz,
         "[node-config]\n'mah.auxiliary' = '/ö/\U0001f600'"
     )
     assert call("hospital", "start", "--hospital", "graz")[0] == 0
-    assert started[0].node_config == 'mah.auxiliary="/ö/\U0001f600"'
+    assert started[0].own_config == 'mah.auxiliary="/ö/\U0001f600"'
 
 
 def test_the_file_of_the_page_can_be_read(tmp_path):
