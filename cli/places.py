@@ -1,7 +1,6 @@
 """The options --hospital and --server: a folder whose file has the defaults of other options."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +19,9 @@ class NameOrPath(ClickPath):
     """A bare name, or a path. A `Path` would not tell ./graz and graz/ from the bare name graz."""
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
-        """The path; absolute if its text has a separator and one part."""
+        """The path; absolute if its text is more than a name."""
         path = expand(value)
-        return path.absolute() if os.sep in os.fspath(value) and len(path.parts) == 1 else path
+        return path if value in (HERE, path.name) and value != ".." else path.absolute()
 
 
 def _hospital_folder(context: typer.Context, chosen: Path) -> Path:

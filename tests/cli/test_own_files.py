@@ -136,11 +136,14 @@ def test_a_hospital_is_that_of_the_folder_that_one_is_in(call, graz, monkeypatch
 
 @pytest.mark.parametrize(
     ("written", "place"),
-    [("vienna", "fedhandoff/vienna"), ("./vienna", "here/vienna"), ("vienna/", "here/vienna")],
+    [
+        *(("vienna", "fedhandoff/vienna"), ("./vienna", "a/b/vienna"), ("vienna/", "a/b/vienna")),
+        *((".", "a/b"), ("./", "a/b"), ("..", "a")),
+    ],
 )
-def test_a_name_with_a_separator_is_a_path(written, place, call, tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def test_a_path_is_no_name(written, place, call, tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
     assert call("server", "authority", "--server", written, "--name", "localhost")[0] == 0
     assert (tmp_path / place / "ca.crt").is_file()
 
