@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from strategies.protocol.extras import install_command
 from strategies.protocol.files import read_bytes, write_whole
@@ -113,11 +113,11 @@ def _check(path: Path, hashes: Mapping[str, str]) -> None:
     """Compare files with a crate."""
     try:
         graph = json.loads(read_bytes(path))["@graph"]
-        named = {each["@id"]: each["sha256"] for each in graph if each["@type"] == "File"}
+        files = (each for each in graph if each["@type"] == "File")
+        named = {unquote(str(each["@id"])): each["sha256"] for each in files}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CrateError(f"{path} is damaged: remove it, and write it anew.") from error
-    here = {quote(name): digest for name, digest in hashes.items()}
-    changed = sorted(name for name in {*named, *here} if named.get(name) != here.get(name))
+    changed = sorted(name for name in {*named, *hashes} if named.get(name) != hashes.get(name))
     if changed:
         raise CrateError(
             f"{path.parent / changed[0]} is not the file that {NAME} names. If you know why, "
@@ -182,8 +182,10 @@ def _entities(
         ),
         "member": _refs(map(_hospital, hospitals)),
     }
-    for hospital, known in contents.images.items():
+    # A hospital that refused is no member.
+    for hospital in sorted({*hospitals, *(each.hospital for each in contents.checks)} - {""}):
         yield _entity(_hospital(hospital), "Organization", hospital)
+    for hospital, known in contents.images.items():
         yield {
             **_entity(_images(hospital), "Dataset", f"Images of {hospital}", known),
             "provider": _ref(_hospital(hospital)),

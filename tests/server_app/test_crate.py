@@ -167,7 +167,13 @@ def test_checks_are_those_that_somebody_made(folder):
 
 
 def test_what_the_five_safes_profile_demands_is_there(folder):
-    """The profile's MUSTs (0.4): mainEntity, instrument, agent, project, mentions, RO-Crate 1.2."""
+    """The profile's MUSTs (0.4): mainEntity, instrument, agent, project, mentions, RO-Crate 1.2.
+
+    Hospital C refused the run by its policy.
+    """
+    line = {"time": 0.0, "verb": "query.enrol", "round": 0, "hop": 0, "hospital": "C"}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "outcome": "policy", "reason": "No."}) + "\n")
     crate = rocrate.ROCrate(write_run_crate(folder).parent)
     assert crate.version == "1.2"
     root, action = crate.root_dataset, one(crate, "#action")
@@ -273,7 +279,7 @@ def test_the_name_of_a_file_adds_no_other_entity(folder, capsys, name):
     assert (status, said.count("\n"), "is damaged: remove it" in said) == (2, 1, True)
 
 
-@pytest.mark.parametrize("name", ["report.html", "parcels/B.npz", "new.txt"])
+@pytest.mark.parametrize("name", ["report.html", "parcels/B.npz", "new ü.txt"])
 def test_a_file_that_was_changed_after_its_crate_is_named(folder, capsys, name):
     assert command(folder, capsys) == (0, f"{folder}/ro-crate-metadata.json\n")
     assert command(folder, capsys)[0] == 0
