@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 from strategies.protocol.redaction import redact
@@ -63,7 +64,8 @@ class Screen:
         for name in ("stdout", "stderr"):
             # Python has no stream where a process began without one.
             stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-            stream.reconfigure(errors="backslashreplace")  # the locale may lack a character
+            if isinstance(stream, TextIOWrapper):  # and no notebook's
+                stream.reconfigure(errors="backslashreplace")  # the locale may lack a character
             setattr(sys, name, cls(stream))
 
     def write(self, text: str) -> int:

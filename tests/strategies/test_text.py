@@ -112,6 +112,16 @@ def test_a_character_that_the_locale_lacks_ends_no_command():
     assert (done.stdout, done.stderr) == ("Grüße \\U0001f600\n".encode("latin-1"), b"")
 
 
+def test_a_command_can_print_to_a_stream_of_another_kind(monkeypatch):
+    """A notebook has such streams."""
+    output = io.StringIO()
+    monkeypatch.setattr("sys.stdout", output)
+    monkeypatch.setattr("sys.stderr", output)
+    Screen.install()
+    print("line")
+    assert output.getvalue() == "line\n"
+
+
 def test_a_password_of_others_texts_is_not_printed():
     output = io.StringIO()
     print("http://me:hunter2@host is away", file=Screen(output))
