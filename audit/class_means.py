@@ -11,8 +11,8 @@ S is the covariance of synthetic features within classes, shrunk to its mean var
 classes have the same scale. An image has the score 0 if its class has no reference or no synthetic
 features.
 
-Synthetic features of gan/noised_features.py are in a subspace. The attacker looks at all features
-there, scaled to length 1.
+Synthetic features of gan/noised_features.py are in a subspace that everybody knows. The attacker
+looks at all features there, scaled to length 1.
 
 Shapes: `N` images, `n` synthetic ones, `d` features.
 """
@@ -24,6 +24,7 @@ from torch.nn.functional import normalize
 
 from audit.buffer import Trial, trial_of_halves
 from audit.membership import Scores
+from gan.noised_features import subspace
 from learning.samples import Samples
 
 CLASS_MEANS = "class means"
@@ -45,7 +46,7 @@ def class_means_trial(
 
 def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
     """Scores [N] of images."""
-    vectors, drawn, known = _project_on_span(
+    vectors, drawn, known = _project(
         *(each.images.flatten(1).double() for each in (images, synthetic, references))
     )
     apart = drawn.clone()
@@ -69,10 +70,9 @@ def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
     return found
 
 
-def _project_on_span(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:
-    """Vectors [., d], in the span of the synthetic ones if these are in a subspace."""
-    _, values, directions = torch.linalg.svd(synthetic, full_matrices=False)
-    rank = int((values > 1e-4 * values[0]).sum())
-    if rank == min(synthetic.shape):
+def _project(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:
+    """Vectors [., d], in the subspace of gan/noised_features.py if the synthetic ones are in it."""
+    directions = torch.from_numpy(subspace(synthetic.shape[1])).to(synthetic.device)  # [D, d]
+    if (synthetic @ directions.T).square().sum() < 0.999 * synthetic.square().sum():
         return images, synthetic, references
-    return tuple(normalize(each @ directions[:rank].T) for each in (images, synthetic, references))
+    return tuple(normalize(each @ directions.T) for each in (images, synthetic, references))
