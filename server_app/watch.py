@@ -134,9 +134,10 @@ class Followed:
 
     def expected_hospitals(self, number: int) -> int:
         """The number of hospitals that are expected to train in a round."""
+        events = [event for event in self.events if event.round <= number]
         with suppress(SettingsError):
-            return expected_count(Settings.parse(self.settings), self.events, number)
-        return len(participants(self.events))
+            return expected_count(Settings.parse(self.settings), events, number)
+        return len(participants(events))
 
     def state(self) -> str:
         """The status of the run in a few words."""
@@ -228,7 +229,8 @@ def lines(run: Followed) -> Iterator[str]:
         new = [line[1] for event in events if (line := wording.event_line(event))]
         for measured in run.done[measured_before:]:
             hospitals = run.expected_hospitals(measured.number)
-            left = run.seconds_left if not run.summary else nan
+            newest = measured is run.done[-1] and not run.summary
+            left = run.seconds_left if newest else nan
             new.append(wording.round_line(measured, run.rounds, hospitals, left))
         measured_before, now = len(run.done), time.time()
         if not new and run.waits and now - printed >= silence:

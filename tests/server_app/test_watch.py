@@ -94,6 +94,21 @@ def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events)
     assert lines[-1] == str(results.path)
 
 
+def test_lines_of_earlier_rounds_do_not_know_what_came_later(begin, events, monkeypatch):
+    """Hospital C joins in round 2, without training: then 1 of 3 train, before it 2 of 2."""
+    monkeypatch.setattr(Followed, "state", lambda run: "under way")
+    monkeypatch.setattr(Followed, "seconds_left", 30.0)
+    results = begin()
+    do(results, [*events, Event("query.prepare", 2, 0, "C")])
+    run = Followed.open(results.path)
+    run.rounds = 3
+    following = watch.lines(run)
+    said = [next(following) for _ in range(7)]
+    first, second = (line for line in said if line.startswith(("round 1/3", "round 2/3")))
+    assert first.endswith("'A' at B)")
+    assert second.endswith("1 of 3 hospitals  30 s left")
+
+
 def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_path, monkeypatch):
     """An older one in the folder, which has ended, is passed over. Locks end with a process."""
     monkeypatch.setattr(watch, "is_under_way", lambda path: not (path / "summary.json").exists())
