@@ -4,7 +4,9 @@ Rebuffi et al., "iCaRL: incremental classifier and representation learning", CVP
 arXiv:1611.07725. A task is trained on its images and all kept ones. With g = σ(M(x)), and q the
 same of the network before the task, a step minimises the binary cross-entropy (Algorithm 3)
 
-    − Σ_c t_c log g_c + (1 − t_c) log(1 − g_c),    t_c = q_c for earlier classes, and else [y = c]
+    − Σ_c t_c log g_c + (1 − t_c) log(1 − g_c)
+
+with t_c = q_c for a class that the task lacks, and else t_c = [y = c].
 
 Of each class K / (number of classes) images are kept, K = `reservoir.size`. They are chosen one by
 one, so that the mean of their features is the nearest to that of the class (Algorithm 4). When new
@@ -80,7 +82,7 @@ class ICaRL(FromBefore):
         if self.kept is not None:
             self.samples = concatenate([self.samples, self.kept])
             self.kept_owners = before["owners"][before["tasks"] != self.received.task]
-        self.is_earlier = torch.isin(self.classes, self.earlier)
+        self.is_absent = ~torch.isin(self.classes, self.present)
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
@@ -95,7 +97,7 @@ class ICaRL(FromBefore):
         wanted = (batch.labels[:, None] == self.classes).to(logits.dtype)
         if self.old is not None:
             before = self.old(batch.images)[:, self.classes].sigmoid()
-            wanted = torch.where(self.is_earlier, before, wanted)
+            wanted = torch.where(self.is_absent, before, wanted)
         return functional.binary_cross_entropy_with_logits(logits, wanted)
 
     @torch.no_grad()

@@ -99,6 +99,17 @@ def test_the_next_task_is_distilled_and_its_classes_share_the_place():
     torch.testing.assert_close(weights.norm(dim=1), torch.ones(3))
 
 
+def test_a_class_that_comes_again_is_learnt_from_labels():
+    """Task 2 has the classes 1 and 2: of the targets only that of class 0 is q."""
+    model, trained = network(), network()
+    second = learner_of(ICaRL, model, of_class(1, 2), two_visits(model), reservoir__size=6)
+    batch = second.samples
+    wanted = functional.one_hot(batch.labels, 3).float()
+    wanted[:, 0] = trained.eval()(batch.images)[:, 0].sigmoid()
+    expected = functional.binary_cross_entropy_with_logits(trained(batch.images), wanted)
+    torch.testing.assert_close(second.observe(batch, draws()), expected)
+
+
 def test_the_mean_of_few_patients_stays_here():
     """Of class 0 three images of two patients are kept, of class 1 three of three."""
     model = network()
