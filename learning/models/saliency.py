@@ -138,10 +138,11 @@ class SaliencyNetwork(nn.Module):
         others = images[len(known[0]) if known else 0 :]
         if not len(others):
             return known
-        mode = self.encoder.training
+        in_training = [module for module in self.encoder.modules() if module.training]
         self.encoder.eval()
         found = self._attend(others)
-        self.encoder.train(mode)
+        for module in in_training:  # the statistics of BatchNorm may be frozen
+            module.training = True
         return [torch.cat(each) for each in zip(known, found, strict=True)] if known else found
 
     def _modulate(self, features: Sequence[Tensor], point: int, c: Tensor) -> Tensor:
