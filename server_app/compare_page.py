@@ -36,7 +36,7 @@ def page(comparison: Comparison) -> str:
         left_out=[[each.path, each.reason] for each in comparison.left_out],
         methods=[method.title for method in methods],
         figures=[_figure(comparison, each) for each in measured],
-        costs_head=["", *(" ".join(each.heading) for each in COSTS)],
+        costs_head=["method", *(" ".join(each.heading) for each in COSTS)],
         costs=[[m.name, *map(m.cell, COSTS)] for m in methods],
     )
 

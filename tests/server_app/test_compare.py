@@ -411,6 +411,14 @@ def test_the_csv_file_has_every_mean_and_every_difference(study):
     assert not any(isinstance(v, float) and isnan(v) for row in rows for v in row.values())
 
 
+def test_every_table_of_the_page_says_what_its_columns_are(study):
+    write_run(study / "failed", "cwt", 7, status="failed")
+    shown = page(compare([study]))
+    assert '<th scope="col">place</th><th scope="col">reason</th>' in shown
+    assert shown.count("<table") == shown.count("<thead>")
+    assert '<th scope="col"></th>' not in shown
+
+
 def test_the_page_shows_all_figures_and_loads_nothing(study):
     shown = page(compare([study]))
     assert shown.count("<svg") == 2 * 3  # two of each figure that was measured
