@@ -138,12 +138,7 @@ class Auditor:
             "release-nearer-to-training": share,
             "release-nearer-p": p,
         }
-        return Report(
-            figures=figures,
-            refusal=next(iter(reasons), ""),
-            reasons=tuple(reasons.values()),
-            refused=tuple(refused),
-        )
+        return Report(figures, next(iter(reasons), ""), tuple(reasons.values()))
 
     def draw(self, path: Path, images: Tensor) -> None:
         """Draw images beside the most similar training images (`save_found`); no features."""

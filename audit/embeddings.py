@@ -107,7 +107,8 @@ def audit_embeddings(
         candidates = torch.cat([rows, rest])[:CANDIDATES]
         figures |= _linkage(values, means[candidates], variances[candidates], deadline)
         learnt = rest[:LEARNT]
-        known, attacked = (_load(encoded.samples, each) for each in (learnt, rows))
+        device, cpu = encoded.samples.labels.device, torch.device("cpu")
+        known, attacked = (encoded.samples[x.to(device)].to(cpu) for x in (learnt, rows))
         classes = one_hot(torch.cat([known.labels, attacked.labels]))  # [., K]
         pixels = _reduce(known.images).flatten(1)
         attacker = Known(means[learnt], variances[learnt], pixels, classes[: len(learnt)])
@@ -166,10 +167,6 @@ def _inversion(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
 def _errors(guess: Tensor, truth: Tensor) -> Tensor:
     """The mean squared error of each image, [m]."""
     return (guess - truth.flatten(1)).square().mean(dim=1)
-
-
-def _load(samples: Samples, rows: Tensor) -> Samples:
-    return samples[rows.to(samples.labels.device)].to(torch.device("cpu"))
 
 
 def _reduce(images: Tensor) -> Tensor:

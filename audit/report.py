@@ -19,7 +19,6 @@ class Report:
     # leave
     refusal: str = ""
     reasons: tuple[str, ...] = ()  # the reasons for the hospital's own log
-    refused: tuple[int, ...] = ()  # indices of the synthetic images that may not leave
     # The leaks by several attacks: 0 is nothing, 1 the most that can leak
     leaks: tuple[Estimate, ...] = ()
     # The measurements of attacks, as JSON. They stay at the hospital.

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 SLOPE = 0.2  # of the leaky rectifier
 GAIN = math.sqrt(2)  # restores the variance that the rectifier removes
+GROUP = 4  # images that are compared with each other; fewer if a batch is not a multiple of it
 
 
 class Linear(nn.Module):
@@ -127,23 +128,18 @@ class StyledConv(nn.Module):
         return F.leaky_relu(x, SLOPE) * GAIN
 
 
-class MinibatchStd(nn.Module):
-    """The standard deviation over images, for the discriminator (Karras et al. 2018, section 3).
+def add_deviation(x: Tensor) -> Tensor:
+    """Add a channel to [N, C, H, W], for the discriminator (Karras et al. 2018, section 3).
 
-    The layer adds a channel: the standard deviation over the images of a group, averaged over
-    channels and pixels. It makes a generator that repeats itself easy to detect.
+    It is the standard deviation over the images of a group, averaged over channels and pixels. It
+    makes a generator that repeats itself easy to detect.
     """
-
-    GROUP = 4  # images that are compared; fewer if the batch is not a multiple of it
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [N, C, H, W] to [N, C + 1, H, W]."""
-        group = math.gcd(len(x), self.GROUP)
-        groups = x.float().reshape(-1, group, *x.shape[1:])  # [N/G, G, C, H, W]
-        apart = groups - groups.mean(1, keepdim=True)  # torch.var takes far longer on a CPU
-        std = (apart.square().mean(1) + 1e-8).sqrt().mean((1, 2, 3))  # [N/G]
-        std = std.repeat_interleave(group)[:, None, None, None].to(x.dtype)  # [N, 1, 1, 1]
-        return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
+    group = math.gcd(len(x), GROUP)
+    groups = x.float().reshape(-1, group, *x.shape[1:])  # [N/G, G, C, H, W]
+    apart = groups - groups.mean(1, keepdim=True)  # torch.var takes far longer on a CPU
+    std = (apart.square().mean(1) + 1e-8).sqrt().mean((1, 2, 3))  # [N/G]
+    std = std.repeat_interleave(group)[:, None, None, None].to(x.dtype)  # [N, 1, 1, 1]
+    return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
 
 
 def normalise(x: Tensor) -> Tensor:

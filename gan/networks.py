@@ -20,9 +20,9 @@ from gan.layers import (
     SLOPE,
     Conv2d,
     Linear,
-    MinibatchStd,
     ModulatedConv2d,
     StyledConv,
+    add_deviation,
     normalise,
     upsample,
 )
@@ -100,7 +100,6 @@ class Discriminator(nn.Module):
         self.from_image = Conv2d(channels, widths[0], 1)
         self.blocks = nn.ModuleList(_Residual(*pair) for pair in pairwise(widths))
         last = widths[-1]
-        self.deviation = MinibatchStd()
         self.conv = Conv2d(last + 1, last, 3)
         self.linear = Linear(last * 4 * 4, last, GAIN)
         self.realness = Linear(last, 1)
@@ -111,7 +110,7 @@ class Discriminator(nn.Module):
         x = F.leaky_relu(self.from_image(images), SLOPE)
         for block in self.blocks:
             x = block(x)  # [N, ., H/2, W/2]
-        x = F.leaky_relu(self.conv(self.deviation(x)), SLOPE)  # [N, ., 4, 4]
+        x = F.leaky_relu(self.conv(add_deviation(x)), SLOPE)  # [N, ., 4, 4]
         x = F.leaky_relu(self.linear(x.flatten(1)), SLOPE).float()  # [N, .]
         # Projection (Miyato & Koyama 2018, Eq. 3).
         match = (self.embedding(labels) * x).sum(1) / math.sqrt(x.shape[1])

@@ -86,13 +86,6 @@ def subspace(width: int) -> NDArray[np.float64]:
     return np.asarray(np.linalg.qr(drawn)[0].T)
 
 
-def _vectors(features: Tensor) -> NDArray[np.float64]:
-    """The vectors t [N, D] of features."""
-    z = features.flatten(1).cpu().double().numpy()
-    t = z @ subspace(z.shape[1]).T
-    return np.asarray(t / np.linalg.norm(t, axis=1, keepdims=True).clip(1e-12))
-
-
 def release_features(
     features: Tensor,
     labels: Tensor,
@@ -103,7 +96,9 @@ def release_features(
 ) -> NoisedSums:
     """As `gan.noised_moments.release`, from features float32 [N, d, 1, 1]."""
     weights, kinds = weights_of(patients), labels.cpu().numpy()
-    steps = np.trunc(_vectors(features) * (1 - 2**-30) * GRID)  # whole numbers
+    t = features.flatten(1).cpu().double().numpy() @ subspace(features.shape[1]).T  # [N, D]
+    t /= np.linalg.norm(t, axis=1, keepdims=True).clip(1e-12)
+    steps = np.trunc(t * (1 - 2**-30) * GRID)  # whole numbers
     counts, sums = np.zeros(classes), np.zeros((classes, steps.shape[1]))
     np.add.at(counts, kinds, weights)
     np.add.at(sums, kinds, steps * weights[:, None])

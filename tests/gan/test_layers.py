@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from gan.layers import (
     Conv2d,
     Linear,
-    MinibatchStd,
     ModulatedConv2d,
     StyledConv,
+    add_deviation,
     blur,
     downsample,
     normalise,
@@ -86,7 +86,7 @@ def test_minibatch_deviation_by_hand():
     x = torch.zeros(8, 2, 4, 4)
     x[2:4] = 2
     x[4:6, 1] = 6
-    y = MinibatchStd()(x)
+    y = add_deviation(x)
     assert torch.equal(y[:, :2], x)
     expected = torch.tensor([1.0] * 4 + [1.5] * 4)[:, None, None].expand(8, 4, 4)
     torch.testing.assert_close(y[:, 2], expected, atol=1e-4, rtol=0)
@@ -94,7 +94,7 @@ def test_minibatch_deviation_by_hand():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_minibatch_deviation_of_any_number_of_images(count):
-    assert MinibatchStd()(torch.randn(count, 2, 4, 4)).shape == (count, 3, 4, 4)
+    assert add_deviation(torch.randn(count, 2, 4, 4)).shape == (count, 3, 4, 4)
 
 
 def test_filters():
