@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from deploy.credentials import end_of
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
 from deploy.server import APP, register
@@ -97,7 +98,7 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     The server's folder has the address in its server.toml. The invitation is accepted for `days`.
 
     Raises:
-        DeployError: The server has no address or certificate.
+        DeployError: The server has no address, or no valid certificate.
         ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
@@ -107,6 +108,7 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
             f"{folder} has no ca.crt, or no 'address' in server.toml: make them with `fedhandoff "
             "server authority`."
         )
+    end_of(certificate)  # a damaged one, or one that has expired, is not sent
     ends = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
     token = secrets.token_urlsafe(32)
     content = {

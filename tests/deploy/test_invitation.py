@@ -228,6 +228,13 @@ def test_a_certificate_of_no_version_is_named(call, folder, tmp_path):
         end_of(file)
 
 
+def test_a_damaged_certificate_is_not_sent(call, folder, tmp_path):
+    (folder / "ca.crt").write_text("hello")
+    status, _, error = call("server", "invite", "linz")
+    assert (status, f"{folder / 'ca.crt'} cannot be read as a certificate" in error) == (2, True)
+    assert not (tmp_path / "linz.invitation").exists()
+
+
 def test_only_one_certificate_is_trusted(call, folder, tmp_path):
     own = (folder / "ca.crt").read_text()
     other = (folder / "server.crt").read_text()
