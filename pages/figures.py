@@ -134,7 +134,7 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
             }
 
 
-def combine(weights: Sequence[float], figures: Sequence[Figure]) -> Figure:
+def combine(weights: Sequence[float], figures: Sequence[Mapping[str, object]]) -> Figure:
     """The weighted sum of figures with independent errors.
 
     The ends follow Zou and Donner, Statistics in Medicine 27, 2008.
@@ -164,11 +164,7 @@ def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
     mean = combine(
         shares,
         [
-            {
-                "value": fmean(each["value"] for each in here),
-                "low": fmean(each["low"] for each in here),
-                "high": fmean(each["high"] for each in here),
-            }
+            {end: fmean(each[end] for each in here) for end in ("value", "low", "high")}
             for here in at.values()
         ],
     )

@@ -404,13 +404,8 @@ def _stroke(look: str, xs: Sequence[object], ys: Sequence[object], **more: objec
 
 def _lane_in_words(row: Lane) -> str:
     mark = f", the dashed line is at {row.mark:.3f}" if isfinite(row.mark) else ""
-    return f"{row.name}: {', '.join(map(_span_in_words, row.figures))}{mark}"
-
-
-def _span_in_words(figure: Figure | None) -> str:
-    if figure is None or not isfinite(figure["value"]):
-        return "not measured"
-    return number(figure)
+    known = (number(f) if f and isfinite(f["value"]) else "not measured" for f in row.figures)
+    return f"{row.name}: {', '.join(known)}{mark}"
 
 
 def _heat(value: float, level: float) -> Cell:

@@ -10,15 +10,7 @@ from math import isfinite, nan
 from pathlib import Path
 
 from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
-from server_app.comparison import (
-    COLUMNS,
-    COSTS,
-    MORE,
-    OVER_TASKS,
-    Column,
-    Comparison,
-    Method,
-)
+from server_app.comparison import COLUMNS, COSTS, MORE, OVER_TASKS, Column, Comparison, Method
 from server_app.measures import mean, spread
 from strategies.protocol.files import replacing
 from strategies.protocol.text import inert

@@ -51,14 +51,16 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
         Lane(m.name, [deviation(mean(v), spread(v))], m.constant(compared), v)
         for m, v in ((m, m.values(compared)) for m in methods)
     ]
-    axis, marked = SIGNED if compared.signed else None, _dash_meaning(compared, methods)
+    levels = sorted({f"{c:.3f}" for m in methods if isfinite(c := m.constant(compared))})
+    marked = f"{DASHED[compared.metric]}: {', '.join(levels)}" if levels else ""
+    axis = SIGNED if compared.signed else None
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
     differences = comparison.differences(compared)
     sure = [each for each in differences if len(each.by_seed) >= SEEDS]
     return {
         "title": title,
         "means": drawn if len(methods) <= MOST_ROWS else None,
-        "curves": _curves(title, compared, methods),
+        "curves": None if compared.signed else _curves(title, compared, methods, levels),
         "head": ["method", "all", *hospitals],
         "cells": [
             [m.name, *(m.cell(compared, hospital) for hospital in ["", *hospitals])]
@@ -71,20 +73,15 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
     }
 
 
-def _dash_meaning(compared: Column, methods: Sequence[Method]) -> str:
-    """The meaning of the dashed line, for the key; empty if there is none."""
-    known = {f"{same:.3f}" for m in methods if isfinite(same := m.constant(compared))}
-    return f"{DASHED[compared.metric]}: {', '.join(sorted(known))}" if known else ""
-
-
-def _curves(title: str, compared: Column, methods: Sequence[Method]) -> Picture | None:
+def _curves(
+    title: str, compared: Column, methods: Sequence[Method], levels: Sequence[str]
+) -> Picture | None:
     """The figure over the rounds, if there is more than one and the methods have colours."""
     curves = {m.name: curve for m in methods if len(curve := m.curve(compared)) > 1}
-    if not 0 < len(curves) <= SERIES or compared.signed:
+    if not 0 < len(curves) <= SERIES:
         return None
     lines = [Line(name, [*curve], [*curve.values()]) for name, curve in curves.items()]
-    constants = {round(same, 3) for m in methods if isfinite(same := m.constant(compared))}
-    level = constants.pop() if len(constants) == 1 else nan
+    level = float(levels[0]) if len(levels) == 1 else nan
     return chart(f"{title}, by round", lines, level)
 
 

@@ -229,16 +229,13 @@ class Comparison:
         differences = [each for each in self.differences(column) if each.by_seed]
         if not differences:
             return []
-        compared = {method.name: method for e in differences for method in (e.first, e.second)}
-        best = max(compared.values(), key=lambda method: mean(method.values(column)))
-        others = {
-            (each.second if each.first is best else each.first).name: each
-            for each in differences
-            if best in (each.first, each.second)
-        }
-        known = {name: (len(each.by_seed), each.higher_method) for name, each in others.items()}
-        apart = [m.name for m in self.methods if m.values(column) and m.name not in known]
-        known |= {name: (0, "") for name in apart if name != best.name}
+        compared = [method for e in differences for method in (e.first, e.second)]
+        best = max(compared, key=lambda method: mean(method.values(column)))
+        known = {m.name: (0, "") for m in self.methods if m is not best and m.values(column)}
+        for each in differences:
+            if best in (each.first, each.second):
+                other = each.second if each.first is best else each.first
+                known[other.name] = len(each.by_seed), each.higher_method
         value, constant = mean(best.values(column)), best.constant(column)
         return [methods.conclude(where, best.name, value, constant, known)]
 

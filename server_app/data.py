@@ -20,13 +20,11 @@ def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
     if any(kind != dataset.partition(":")[0] for kind in kinds.values()):
         lines.append(f"Hospitals used images of their own; dataset = '{dataset}' was not used:")
         lines += [f"  {hospital}: {kind}" for hospital, kind in kinds.items()]
-    own = {hospital: each["own_settings"] for hospital, each in data.items()}
-    if any(own.values()):
+    if own := {h: each["own_settings"] for h, each in data.items() if each["own_settings"]}:
         lines.append("Hospitals that had settings of their own:")
         for hospital, settings in own.items():
-            if settings:
-                replaced = ", ".join(f"{key} = {value}" for key, value in settings.items())
-                lines.append(f"  {hospital}: {replaced}")
+            replaced = ", ".join(f"{key} = {value}" for key, value in settings.items())
+            lines.append(f"  {hospital}: {replaced}")
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Metrics, Round, RoundEvents, mean, visits
+from server_app.measures import METRICS, Metrics, Round, RoundEvents, average, visits
 from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
@@ -169,9 +169,8 @@ def _hospital_figures(
     for metric in METRICS:
         for figure, tested in (("federation", tests.values()), ("personalized", held)):
             name = f"{figure}_{metric.replace('-', '_')}"
-            yield name, mean(each[metric] for each in tested if metric in each)
-    losses = [event.metrics.get("train-loss") for event in visits(events)]
-    yield "train_loss", mean(loss for loss in losses if loss is not None)
+            yield name, average(tested, metric)
+    yield "train_loss", average((event.metrics for event in visits(events)), "train-loss")
     yield "seconds", sum(event.seconds for event in events)
     yield "megabytes", sum(event.bytes_sent + event.bytes_received for event in events) / 1e6
     yield "failures", sum(event.outcome != "ok" for event in events)

@@ -9,12 +9,10 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from strategies.protocol.files import expand
 from strategies.protocol.settings import Settings
-
-ItemT = TypeVar("ItemT")
 
 # Unless the user sets these variables, a missing server delays a round by seconds, not minutes, and
 # MLflow sends no telemetry.
@@ -111,5 +109,5 @@ class MLflow:
         return str(self._client.create_experiment(name, artifact_location=place))
 
 
-def _batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))

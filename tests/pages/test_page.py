@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from pages.figures import Figure
 from pages.page import Marked, render, value_text
 from pages.pictures import named_strip
 from pages.plots import Cells, Lane, Line, chart, charts_by_name, heat, spans, steps
@@ -64,7 +65,7 @@ def test_a_tiny_fraction_is_not_shown_as_zero():
 
 def test_pictures_have_the_digits_of_the_text():
     """With two digits, 0.996 was 1.00, and a difference of 0.003 was 0."""
-    small = {"value": -0.003, "low": -0.0049, "high": -0.001}
+    small: Figure = {"value": -0.003, "low": -0.0049, "high": -0.001}
     (panel,) = charts_by_name([Line("graz", [1], [0.996])], {})
     assert call("cells", heat("", ["a"], ["b"], [[0.996]], [0.5], "")).count(">0.996<") == 1
     assert "chance: 0.996" in chart("t", [], 0.996).about
