@@ -86,6 +86,12 @@ def subspace(width: int) -> NDArray[np.float64]:
     return np.asarray(np.linalg.qr(drawn)[0].T)
 
 
+def project(features: Tensor) -> Tensor:
+    """The part of features [N, d, 1, 1] in the subspace, scaled to length 1: [N, d, 1, 1]."""
+    directions = torch.from_numpy(subspace(features.shape[1])).to(features)  # [D, d]
+    return normalize(features.flatten(1) @ directions.T @ directions)[:, :, None, None]
+
+
 def release_features(
     features: Tensor,
     labels: Tensor,

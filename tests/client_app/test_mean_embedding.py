@@ -1,5 +1,6 @@
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from client_app.authority.privacy_account import read_account
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import make_buffer, stages
+from gan import noised_features
+from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -148,3 +151,12 @@ def test_too_few_images_for_the_noise_are_refused(hospital, form):
 def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):
     with pytest.raises(SettingsError, match=r"gan\.delta"):
         made(hospital(gan__delta=0.01))
+
+
+def test_copies_of_features_are_found_in_their_subspace(hospital, monkeypatch):
+    monkeypatch.setattr(noised_features, "SIZE", 16)
+    place = hospital(**FEATURES)
+    train = Samples(place.data.train.images, place.data.train.labels)
+    audit = stages.copy_audit(SimpleNamespace(hospital=place, train=train, learnt=train))
+    copies = noised_features.project(train.images[:100])
+    assert audit.refuses(copies, train.labels[:100]).float().mean() > 0.9
