@@ -5,8 +5,6 @@ from typing import Any
 
 from strategies.engine.events import Event
 
-FIGURE = "embedding-"  # the prefix of a hospital's metrics of embeddings
-
 
 def embeddings_of(events: Iterable[Event], tasks: Sequence[int]) -> list[dict[str, Any]]:
     """`Summary.embeddings`.
@@ -26,6 +24,6 @@ def embeddings_of(events: Iterable[Event], tasks: Sequence[int]) -> list[dict[st
             "task": place[1],
             "kind": event.facts["embeddings"],
             "count": event.facts["came"],
-            "figures": {k: v for k, v in event.metrics.items() if k.startswith(FIGURE)},
+            "figures": {k: v for k, v in event.metrics.items() if k.startswith("embedding-")},
         }
     return [rows[place] for place in sorted(rows)]

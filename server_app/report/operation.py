@@ -109,10 +109,8 @@ def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
         answers = [event for event in events if event.verb == verb and event.outcome == "ok"]
         if answers:
             seconds = [event.seconds for event in answers]
-            sent, received = (
-                sum(getattr(event, way) for event in answers) / len(answers)
-                for way in ("bytes_sent", "bytes_received")
-            )
+            sent = sum(event.bytes_sent for event in answers) / len(answers)
+            received = sum(event.bytes_received for event in answers) / len(answers)
             longest = f"{median(seconds):.1f}", f"{max(seconds):.1f}"
             yield [step, len(answers), *longest, _size(sent), _size(received)]
 
@@ -122,9 +120,7 @@ def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
     for event in visits(events):
         hops.setdefault((event.round, event.hop), []).append(event)
     for (now, hop), own in sorted(hops.items()):
-        sent, received = (
-            sum(getattr(e, f"bytes_{way}") for e in own) for way in ("sent", "received")
-        )
+        sent, received = sum(e.bytes_sent for e in own), sum(e.bytes_received for e in own)
         longest = f"{max(event.seconds for event in own):.1f}"
         yield [now, hop, len(own), longest, _size(sent), _size(received)]
 
