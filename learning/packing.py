@@ -127,8 +127,7 @@ def unpack_network(
     model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
     arrived = {name: values_of(array) for name, array in model.items()}
     state = {name: torch.from_numpy(each) for name, each in {**arrived, **local}.items()}
-    halves = {name: each for name, each in state.items() if each.dtype == torch.float16}
-    state |= {name: each.float() for name, each in halves.items()}
+    state |= {name: each.float() for name, each in state.items() if each.dtype == torch.float16}
     what = f"The model of lineage '{manifest.lineage}'"
     architecture = Architecture.from_json(manifest.architecture)
     check_layout(state, layout(architecture), what)

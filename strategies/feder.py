@@ -67,14 +67,13 @@ class FedER(HandsOn):
         """Train at home first, then exchange along the ring."""
         if state.hop:
             return []
-        home = ring = stay(state.hospitals)
+        ring, models = stay(state.hospitals), state.models_at
         if state.round > 1:
             ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
-        visits, models = [], state.models_at
-        for receiver, source in ring.items():
-            model = models[(home if self.stays else ring)[receiver]]
-            visits.append(self.hand_on(state, receiver, model, source))
-        return visits
+        return [
+            self.hand_on(state, receiver, models[receiver if self.stays else source], source)
+            for receiver, source in ring.items()
+        ]
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
         """A visit that trains a model on the source's buffer too, if there is one."""

@@ -138,18 +138,15 @@ class FilVer(FedAvg):
         """Keep a hospital's embeddings; of the visit that trains the encoder keep only this."""
         if visit.learner == self.learner:
             super().arrived(state, visit, trained)
-            if trained is not None:
-                self._keep(state, visit.hospital, trained.parcel)
+            shelf = state.shelf
+            if trained and (sent := shelf.get(trained.parcel).array_records.get("embeddings")):
+                alone = pack({"embeddings": sent}, shelf.label(trained.parcel))
+                state.embeddings[self._key(state, visit.hospital)] = shelf.put(alone)
         elif trained is not None:
             state.encoder = _encoder(state, trained)
             first = state.models[GLOBAL]
             network = ArrayRecord({**state.shelf.arrays(first.parcel), **state.encoder_arrays})
             state.models[GLOBAL] = build_global(state, first, {"model": network}, 0)
-
-    def _keep(self, state: State, hospital: str, parcel: str) -> None:
-        if sent := state.shelf.get(parcel).array_records.get("embeddings"):
-            alone = pack({"embeddings": sent}, state.shelf.label(parcel))
-            state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The average (Eq. 1), trained for `server-steps` steps (SST) if there are embeddings.

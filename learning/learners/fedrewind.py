@@ -7,6 +7,8 @@ and there is no dropout. Its FedAvg stays in training mode until the rewind leg,
 parameters only: the running statistics stay local, and go with the model on the rewind leg.
 """
 
+from math import inf
+
 from torch import nn
 
 from learning.learners.plain import Learner, batchnorm_keys
@@ -19,16 +21,13 @@ class FedRewind(Learner):
 
     tables = (("rewind", BatchNormSettings),)
     own: BatchNormSettings
+    reference_epochs: float = 1  # of the first leg in training mode, in the authors' code
 
     def begin_visit(self) -> None:
         """Set the number of epochs in training mode, from the first one on."""
-        self.training_epochs = self.settings.train.epochs
+        self.training_epochs = inf
         if self.own.batch_norm == "reference":
-            self.training_epochs = self.reference_epochs(self.received.leg)
-
-    def reference_epochs(self, leg: int) -> int:
-        """Epochs in training mode in the authors' code."""
-        return 1 if leg == 1 else 0
+            self.training_epochs = self.reference_epochs if self.received.leg == 1 else 0
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the network's mode."""
@@ -39,10 +38,7 @@ class FedRewindAveraged(FedRewind):
     """FedRewind for a server that averages afterwards."""
 
     withholds = False  # the statistics go with the model on the rewind leg
-
-    def reference_epochs(self, leg: int) -> int:
-        """All epochs before the rewind leg."""
-        return self.training_epochs if leg == 1 else 0
+    reference_epochs = inf
 
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:

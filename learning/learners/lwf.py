@@ -130,10 +130,8 @@ class LwF(FromBefore):
     def before_step(self) -> None:
         """Remove the gradients of all weights that the warm-up leaves alone."""
         if self.warming:
-            trained = {id(each) for each in self.outputs.parameters()}
-            for parameter in self.model.parameters():
-                if id(parameter) not in trained:
-                    parameter.grad = None
+            for parameter in {*self.model.parameters()} - {*self.outputs.parameters()}:
+                parameter.grad = None
 
 
 def distillation(logits: Tensor, before: Tensor) -> Tensor:

@@ -158,8 +158,7 @@ class MAH(DERpp):
     def replay_term(self, draws: Draws) -> Tensor:
         """The term of DER++; 0 for a single image, because BatchNorm cannot train on one."""
         alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
-        zero = torch.zeros((), device=self.samples.labels.device)
-        return zero if alone else super().replay_term(draws)
+        return torch.zeros(()) if alone else super().replay_term(draws)
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Offer the images of the task alone to the reservoir, with the present `auxiliary`."""

@@ -120,8 +120,7 @@ class SER(_SaliencyLearner):
     @classmethod
     def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
         """As for the wrapped learner."""
-        wrapped = settings.section("ser", SERSettings).learner
-        return WRAPPED[wrapped].memory_of_a_visit(settings, images)
+        return WRAPPED[cls.check(settings).learner].memory_of_a_visit(settings, images)
 
     @classmethod
     def check(cls, settings: Settings) -> Any:
