@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from client_app.authority.node_config import NODE_CONFIG, OwnError
+from client_app.authority.node_config import NODE_CONFIG
 from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, end_of
@@ -23,8 +23,7 @@ from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, expand, make_private
 from strategies.protocol.run_config import parse_pairs
 
-HERE = Path(__file__).parent
-PROGRAMS = HERE / "programs"  # replace Flower's own programs
+PROGRAMS = Path(__file__).parent / "programs"  # replace Flower's own programs
 REPLACED = (
     "flower-supernode",
     "flwr-clientapp",
@@ -67,6 +66,8 @@ def start_supernode(hospital: Hospital) -> None:
             cannot be written to; a SuperNode already runs from the folder; another program listens
             on its port; no code is approved, or approved code was changed; or the server's
             certificate is not valid, or not from the consortium's authority.
+        OwnError: The policy, the members, the keys or the node-config cannot be used.
+        OSError: A file in the store cannot be read or written.
     """
     folder = hospital.folder.absolute()
     store = hospital.store_dir.absolute()
@@ -92,12 +93,9 @@ def start_supernode(hospital: Hospital) -> None:
                 "download from Flower's Hub (docs/hub.md)."
             )
     code = "any" if hospital.any_code else str(approved_code(folder))
-    try:
-        config = node_config(hospital)
-        for sentence in check_own(config):
-            print(sentence, flush=True)
-    except (OwnError, OSError) as error:
-        raise DeployError(error.explain() if isinstance(error, OwnError) else str(error)) from error
+    config = node_config(hospital)
+    for sentence in check_own(config):
+        print(sentence, flush=True)
     check_server(hospital.server, authority)
     hint = (
         "With status 0 the hospital's key is no longer registered, or this machine's clock is "

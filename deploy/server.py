@@ -193,7 +193,8 @@ def run(folder: Path, run_config: str | None) -> bool:
     """Start a run of the app, show its log, and wait for its end; returns whether it completed.
 
     Raises:
-        DeployError: No SuperLink answers, a setting is wrong, or too few hospitals are registered.
+        DeployError: No SuperLink answers, or too few hospitals are registered.
+        SettingsError: A setting is wrong.
     """
     _check(folder, run_config)
     overrides = ["--run-config", run_config] if run_config else []
@@ -233,16 +234,14 @@ def _check(folder: Path, run_config: str | None) -> None:
     """Refuse settings that cannot be used, before Flower gets them.
 
     Raises:
-        DeployError: A setting is wrong (the text names it), or too few hospitals are registered.
+        SettingsError: A setting is wrong; the text names it.
+        DeployError: Too few hospitals are registered, or no SuperLink answers.
     """
     from server_app.check import check  # takes a second
     from strategies.protocol.run_config import changes_of
-    from strategies.protocol.settings import SettingsError, complete
+    from strategies.protocol.settings import complete
 
-    try:
-        settings = check(complete(changes_of([run_config] if run_config else [])), simulated=False)
-    except SettingsError as error:
-        raise DeployError(str(error)) from error
+    settings = check(complete(changes_of([run_config] if run_config else [])), simulated=False)
     names, wanted = sorted(name for name, *_ in hospitals_of(folder)), settings.min_hospitals
     if len(names) < wanted:
         raise DeployError(

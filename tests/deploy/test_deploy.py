@@ -26,6 +26,7 @@ from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
 from deploy.voice import SuperLinkVoice, Voice
+from strategies.protocol.settings import SettingsError
 
 ROOT = Path(__file__).parents[2]
 
@@ -546,9 +547,9 @@ def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monke
 
 def test_a_setting_that_cannot_be_used_is_named_before_flower_is_asked(folder, flwr):
     commands = flwr()
-    with pytest.raises(DeployError, match=r"'train\.epoch'.*did you mean 'train\.epochs'"):
+    with pytest.raises(SettingsError, match=r"'train\.epoch'.*did you mean 'train\.epochs'"):
         server.run(folder, "train.epoch=5")
-    with pytest.raises(DeployError, match="'sealed' is true, and for 'fedavg'"):
+    with pytest.raises(SettingsError, match="'sealed' is true, and for 'fedavg'"):
         server.run(folder, "strategy='fedavg'")
     assert commands == []
 
