@@ -31,15 +31,8 @@ def authority(
         port = FLEET_ADDRESS.rpartition(":")[2]
         host = next((each for each in name if "*" not in each), None)
         host = f"[{host}]" if host and ":" in host else host
-        write_own(
-            server,
-            SERVER,
-            {
-                "address": host and f"{host}:{port}",
-                "fleet-address": FLEET_ADDRESS,
-                "control-port": CONTROL_PORT,
-            },
-        )
+        own = {"fleet-address": FLEET_ADDRESS, "control-port": CONTROL_PORT}
+        write_own(server, SERVER, {"address": host and f"{host}:{port}", **own})
     print(
         f"{server}/ca.crt      goes to every hospital, to check the server\n"
         f"{server}/ca.key      signs new server certificates: best kept offline\n"

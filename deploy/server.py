@@ -72,10 +72,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     with lock(folder, "The server's SuperLink", fleet=fleet_address, control=address):
         check_free(listen_addresses(fleet_address, control_port))
         own = {"address": address, "root-certificates": str(folder / "ca.crt")}
-        write_whole(
-            folder / "config.toml",
-            tomli_w.dumps({"superlink": {NAME: own}}),
-        )
+        write_whole(folder / "config.toml", tomli_w.dumps({"superlink": {NAME: own}}))
         forget_apps(folder)
         secret = write_secret(folder)
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
@@ -128,8 +125,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"{public_key} does not exist: give the .pub file that the hospital made with "
             "`fedhandoff hospital key`."
         )
-    text = read_bytes(public_key).decode(errors="replace")
-    if not text.startswith("ecdsa-sha2-nistp"):
+    if not read_bytes(public_key).startswith(b"ecdsa-sha2-nistp"):
         raise DeployError(
             f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
             "give the .pub file that the hospital made with `fedhandoff hospital key`."

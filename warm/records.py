@@ -10,7 +10,8 @@ list of pairs.
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from mmap import mmap
+from typing import IO, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -18,14 +19,8 @@ from strategies.protocol.records import ParcelError, array_records, count_bytes
 
 HEAD = 2**26  # most bytes of a head
 ARRAYS = 2**34  # most bytes of all arrays of a message
+Readable = IO[bytes] | mmap
 KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
-
-
-class Readable(Protocol):
-    """A file, or mapped memory."""
-
-    def read(self, size: int, /) -> bytes:
-        """The next `size` bytes; fewer at the end."""
 
 
 def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:

@@ -37,10 +37,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        processes: int,
-        variables: Mapping[str, str] | None = None,
-        log: IO[str] | None = None,
+        self, processes: int, variables: Mapping[str, str] | None = None, log: IO[str] | None = None
     ) -> None:
         self.processes, self.variables, self.log = processes, dict(variables or {}), log
         self.workers: list[Worker] = []
