@@ -99,8 +99,7 @@ class Program:
         """
         self._command, self._folder, self._environment = command, folder, environment
         self._voice, self._hint, self._watched = voice, hint, watched
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: Watch | None = None
+        self._watch: Watch | None = None  # of the process that runs
         self._next_start = 0.0
 
     def look_after(self) -> None:
@@ -110,16 +109,16 @@ class Program:
             DeployError: The program has ended and was never ready.
         """
         name = self._command[0]
-        if self._process is None:
+        if self._watch is None:
             if time.monotonic() >= self._next_start:
                 self._start()
-        elif (status := self._process.poll()) is not None:
+        elif (status := self._watch.process.poll()) is not None:
             self._end_group()
             if not self._voice.ready:
                 raise DeployError(f"{name} ended (status {status}) at its start. {self._hint}")
             say(f"{name} ended (status {status}); it is restarted in {PAUSE:.0f} s. {self._hint}")
             self._next_start = time.monotonic() + PAUSE
-        elif self._watched and self._watch and self._watch.wedged():
+        elif self._watched and self._watch.wedged():
             say(
                 f"{name} waits for an answer that no process works on, would send the answer to an "
                 "ignored message, or has received an incomplete message; it is restarted."
@@ -129,19 +128,19 @@ class Program:
 
     def end(self) -> None:
         """Send the program SIGTERM."""
-        if self._process is not None:
-            self._process.terminate()
+        if self._watch:
+            self._watch.process.terminate()
 
     def wait(self) -> None:
         """Wait for the program to end, then kill the rest of its process group."""
-        if self._process is not None:
+        if self._watch:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(GRACE)
+                self._watch.process.wait(GRACE)
             self._end_group()
 
     def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             self._command,
             cwd=self._folder,
             env=self._environment,
@@ -150,17 +149,16 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self._watch = Watch(self._process, self._voice)
+        self._watch = Watch(process, self._voice)
 
     def _end_group(self) -> None:
         """Kill all processes of the program: they would live on and hold a GPU."""
-        assert self._process
         assert self._watch
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
+            os.killpg(self._watch.process.pid, signal.SIGKILL)
+        self._watch.process.wait()
         self._watch.close()
+        self._watch = None
 
 
 def keep_running(*programs: Program) -> None:

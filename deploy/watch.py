@@ -41,8 +41,7 @@ class Watch:
 
         The SuperNode leads a process group, and its output goes to a pipe. `voice` passes it on.
         """
-        self._voice = voice
-        self._group = process.pid
+        self.process, self._voice = process, voice
         self._patience = inf
         self._since = self._next_look = 0.0
         # A daemon thread: a process that has left the group may hold the pipe open for ever.
@@ -55,7 +54,7 @@ class Watch:
         if self._patience == inf or now < self._next_look:
             return False
         self._next_look = now + LOOK
-        if _clientapp_in(self._group):
+        if _clientapp_in(self.process.pid):
             self._since = now
         return now - self._since >= self._patience
 

@@ -624,7 +624,7 @@ def test_a_pause_is_kept_before_a_restart(script, tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "PAUSE", 60.0)
     program = script("exit 3")
     program.look_after()
-    wait_until(lambda: program._process is None, program.look_after)
+    wait_until(lambda: program._watch is None, program.look_after)
     program.look_after()
     assert len(starts(tmp_path)) == 1
 
