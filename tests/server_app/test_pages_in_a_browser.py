@@ -272,13 +272,13 @@ def test_the_numbers_are_those_of_the_summary(shown, name):
     assert page.inner_text(".headline b") == f"{summary.headline['value']:.3f}"
     heats = page.locator("table.heat")
     assert _cells(heats.last) == [
-        [f"{share:.2f}" if isfinite(share) else "–" for share in row]
+        [f"{share:.3f}" if isfinite(share) else "–" for share in row]
         for row in summary.balanced_accuracy_matrix
     ]
     told = [r for r in summary.assessments if r["held"] and any(c["recall"] for c in r["classes"])]
     held = sorted(told, key=lambda r: r["hospital"])
     assert _cells(heats.first) == [
-        [_two_digits(row["classes"][k]["recall"]) for row in held]
+        [_three_digits(row["classes"][k]["recall"]) for row in held]
         for k in range(len(summary.classes))
     ]
     table = page.locator("[aria-label^='Balanced accuracy alone'] table")
@@ -358,8 +358,8 @@ def test_on_paper_everything_is_open_and_light(shown):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-def _two_digits(told):
-    return f"{told['value']:.2f}" if told else "–"
+def _three_digits(told):
+    return f"{told['value']:.3f}" if told else "–"
 
 
 def _cells(table):
