@@ -1,6 +1,5 @@
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,12 @@ from client_app.authority.privacy_account import read_account
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import make_buffer, stages
+from client_app.release.buffer.attack import attack
 from gan import noised_features
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
+from tests.client_app.test_attack import job_of, no_shadows
 from tests.fakes import context, run_config
 
 FEATURES = {"train__freeze": "body", "model": "cnn"}
@@ -153,10 +154,13 @@ def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):
         made(hospital(gan__delta=0.01))
 
 
-def test_copies_of_features_are_found_in_their_subspace(hospital, monkeypatch):
-    monkeypatch.setattr(noised_features, "SIZE", 16)
-    place = hospital(**FEATURES)
-    train = Samples(place.data.train.images, place.data.train.labels)
-    audit = stages.copy_audit(SimpleNamespace(hospital=place, train=train, learnt=train))
-    copies = noised_features.project(train.images[:100])
-    assert audit.refuses(copies, train.labels[:100]).float().mean() > 0.9
+def test_copies_of_features_are_found_in_their_subspace(tmp_path):
+    """Of 256 features, a copy has half of its original, and differs from all other halves."""
+    form = {"train__freeze": "body", "model": "mlp", "gan__method": "dp-mean-embedding"}
+    job = job_of(tmp_path, hospitals=2, **form)
+    learnt = job.learnt[torch.arange(256)]
+    copies = Samples(noised_features.project(learnt.images), learnt.labels)
+    assert stages.copy_audit(job).refuses(copies.images, copies.labels).float().mean() > 0.9
+    evidence = attack(job, copies, {}, no_shadows).evidence
+    assert evidence["verdict"] == "refused"
+    assert evidence["noticed"] == 0.1

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
+from gan.noised_features import project
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.samples import Samples
@@ -44,6 +46,15 @@ class Job:
     def noun(self) -> str:
         """The noun for the content of the buffer: "images", or "vectors" of features."""
         return "vectors" if self.hospital.data.whole else "images"
+
+    def comparable(self, images: Tensor) -> Tensor:
+        """Real images [N, ...], to compare with synthetic ones.
+
+        Synthetic features of `dp-mean-embedding` are in a subspace, so real ones are projected.
+        """
+        settings = self.hospital.settings
+        projected = self.hospital.data.whole and settings.gan.method == "dp-mean-embedding"
+        return project(images) if projected else images
 
     def refusal(self, *reasons: str) -> ReleaseError:
         """The error for a hospital whose buffer may not leave."""

@@ -14,7 +14,6 @@ from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, sample
 from client_app.release.buffer.registry import SAMPLERS, Sampler
 from gan.nearest import nearest
-from gan.noised_features import project
 from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
@@ -59,12 +58,10 @@ def copy_audit(job: Job) -> Auditor:
     """
     data = job.hospital.data
     _, patients = np.unique(data.train.patients, return_inverse=True)
-    known = (job.train.images, data.test.images)
-    if data.whole and job.hospital.settings.gan.method == "dp-mean-embedding":
-        known = (project(known[0]), project(known[1]))  # synthetic features are there
     try:
         return Auditor(
-            *known,
+            job.comparable(job.train.images),
+            job.comparable(data.test.images),
             data.test.labels,
             wanted=job.learnt.labels,
             classes=data.classes,
