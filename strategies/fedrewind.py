@@ -141,7 +141,10 @@ class FedRewind(Strategy):
         self.base.start(state, newcomers)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """Ask the base method."""
+        """Ask the base method. A rewind leg does not change the weight of a copy in an average."""
+        own = state.models[visit.model].num_examples
+        if trained and visit.leg == 2 and own:
+            trained = replace(trained, num_examples=own)
         self.base.arrived(state, visit, trained)
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:

@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from strategies.fedavg import FedAvg
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import SettingsError
 from strategies.registry import strategy_of
-from tests.fakes import failing, federation, parcels_of, settings
+from tests.fakes import CountingHospital, failing, federation, parcels_of, settings
 from tests.strategies.test_engine import run, run_unreliably, visits_of
 
 BASES = ["cwt", "rwt", "fedavg"]
@@ -142,6 +143,26 @@ def test_with_fedavg_each_hospitals_copy_rewinds_elsewhere_before_the_average():
         and message.metadata.message_type == "train"
     ]
     assert all(first != away for first, away in copies)
+
+
+def test_a_copy_that_was_not_returned_counts_with_its_own_hospitals_images(monkeypatch):
+    """In round 2 h0 fails at its third leg: the copy that another hospital rewound stays."""
+    counted = {}
+    merge = FedAvg.merge
+
+    def counting(self, state, trained):
+        counted[state.round] = {each.place: each.num_examples for each in trained}
+        return merge(self, state, trained)
+
+    def unwilling(message):
+        order = from_record(Order, message.content.config_records["order"])
+        return failing(message) if (order.round, order.leg) == (2, 3) else willing(message)
+
+    monkeypatch.setattr(FedAvg, "merge", counting)
+    handlers = {100 + k: CountingHospital(f"h{k}", num_examples=10.0**k) for k in range(3)}
+    willing, handlers[100] = handlers[100], unwilling
+    rewound("fedavg", handlers=handlers, num_server_rounds=2)
+    assert counted[2] == {"h0": 1, "h1": 10, "h2": 100}
 
 
 def test_hospitals_of_fedavg_test_once_a_round_before_the_average():
