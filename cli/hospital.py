@@ -82,6 +82,7 @@ def join(
     policy(DEFAULTS, "")
     images = _images(data)
     if not yes and (_ask("--yes", "Approve this code and join? (yes or no)") != "yes"):
+        print("You have not joined: the answer was not 'yes'.")
         raise typer.Exit(1)
     place = _make(folder, found.hospital, images, found.server, members, model)
     answer = write_answer(place, found)

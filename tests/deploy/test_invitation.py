@@ -247,6 +247,10 @@ def test_a_hospital_is_asked_before_it_approves(call, folder, tmp_path, monkeypa
     status, _, error = call("hospital", "join", "graz.invitation", "--data", "skin")
     assert (status, error) == (2, "fedhandoff hospital join: Missing option '--yes'.\n")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("typer.prompt", lambda question: "no")
-    assert call("hospital", "join", "graz.invitation", "--data", "skin")[0] == 1
+    monkeypatch.setattr("typer.prompt", lambda question: "y")
+    status, printed, _ = call("hospital", "join", "graz.invitation", "--data", "skin")
+    assert (status, printed.splitlines()[-1]) == (
+        1,
+        "You have not joined: the answer was not 'yes'.",
+    )
     assert not (tmp_path / "fedhandoff" / "graz").exists()
