@@ -1,5 +1,7 @@
 """FedRewind's three legs, with hospitals that count visits instead of training."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -159,7 +161,8 @@ def test_a_copy_that_was_not_returned_counts_with_its_own_hospitals_images(monke
         return failing(message) if (order.round, order.leg) == (2, 3) else willing(message)
 
     monkeypatch.setattr(FedAvg, "merge", counting)
-    handlers = {100 + k: CountingHospital(f"h{k}", num_examples=10.0**k) for k in range(3)}
+    weighed = (CountingHospital(f"h{k}", num_examples=10.0**k) for k in range(3))
+    handlers: dict[int, Any] = dict(enumerate(weighed, 100))
     willing, handlers[100] = handlers[100], unwilling
     rewound("fedavg", handlers=handlers, num_server_rounds=2)
     assert counted[2] == {"h0": 1, "h1": 10, "h2": 100}
