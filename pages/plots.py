@@ -99,11 +99,12 @@ def chart(
     chance: float = nan,
     across: str = "round",
     begins: Sequence[int] = (),
+    dashed: str = "chance",
 ) -> Picture:
     """Lines with a key below.
 
-    `chance` is the value of the dashed line; NaN = none. `across` names the horizontal axis.
-    `begins` has the first round of each task.
+    `chance` is the value of the dashed line, and `dashed` its name; NaN = none. `across` names the
+    horizontal axis. `begins` has the first round of each task.
     """
     top = 26 if begins else 8
     drawn = [line for line in lines if any(map(isfinite, line.ys))]
@@ -115,7 +116,7 @@ def chart(
         width = widths[min(place, 3)] if len(drawn) > 1 else 1.8
         parts += area.line(line, place, width)
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
-    marked = f"chance: {chance:.3f}" if isfinite(chance) else ""
+    marked = f"{dashed}: {chance:.3f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
     words = [_line_in_words(line, across) for line in drawn]
     about = "; ".join([*words, *tasks, *([marked] if marked else [])])

@@ -82,7 +82,7 @@ def _curves(
         return None
     lines = [Line(name, [*curve], [*curve.values()]) for name, curve in curves.items()]
     level = float(levels[0]) if len(levels) == 1 else nan
-    return chart(f"{title}, by round", lines, level)
+    return chart(f"{title}, by round", lines, level, dashed=DASHED.get(compared.metric, ""))
 
 
 def _difference_picture(title: str, differences: Sequence[Difference]) -> Picture:

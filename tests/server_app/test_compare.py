@@ -391,6 +391,18 @@ def test_the_page_has_curves_over_the_rounds(study):
     assert "Balanced accuracy, everywhere, by round" in page(comparison)
 
 
+def test_the_dashed_line_of_curves_has_the_name_that_it_has_above(study):
+    """That of the accuracy was called chance."""
+    for run in study.glob("*/*/summary.json"):
+        row = {"kind": "model", "classes": [], "largest_class": {"share": 0.9}}
+        summary = json.loads(run.read_text())
+        summary |= {"assessments": [row], "history": {"round": [1, 2], ACCURACY.name: [0.2, 0.4]}}
+        run.write_text(json.dumps(summary))
+    shown = page(compare([study]))
+    assert shown.count(">always the most frequent class: 0.900<") == 2
+    assert "chance: 0.9" not in shown
+
+
 def test_many_pairs_and_hospitals_are_left_to_the_files(study, tmp_path, monkeypatch):
     monkeypatch.setattr("server_app.compare.MOST_PAIRS", 5)
     monkeypatch.setattr("server_app.compare.MOST_HOSPITALS", 1)
