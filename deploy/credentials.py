@@ -155,7 +155,8 @@ def _alternative(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
-        if re.fullmatch(r"(?!-)[\w*-]{1,63}(\.[\w-]{1,63})*", name, re.ASCII):
+        # The last part of a host name is no number: 192.0.2.700 is an address with an error.
+        if re.fullmatch(r"(?!-|(.*\.)?\d+$)[\w*-]{1,63}(\.[\w-]{1,63})*", name, re.ASCII):
             return x509.DNSName(name)
     raise DeployError(
         f"'{name}' is neither a host name nor an IP address: give the server's name alone, such as "

@@ -118,7 +118,7 @@ def test_an_authority_that_cannot_sign_is_named(folder, kind):
 
 @pytest.mark.parametrize(
     "name",
-    ["fl.example.org:9092", "https://fl.example.org", "", "a b", "a" * 64, "-a.org"],
+    ["a.org:9092", "https://a.org", "", "a b", "a" * 64, "-a.org", "192.0.2.700", "127.1", "12"],
 )
 def test_what_is_no_name_of_a_server(name, tmp_path):
     with pytest.raises(DeployError, match="neither a host name nor an IP address"):
