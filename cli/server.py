@@ -28,10 +28,11 @@ def authority(
 
     make_authority(server, name)
     if not (server / SERVER).exists():
-        port = FLEET_ADDRESS.rpartition(":")[2]
+        everywhere, _, port = FLEET_ADDRESS.rpartition(":")
         host = next((each for each in name if "*" not in each), None)
-        host = f"[{host}]" if host and ":" in host else host
-        own = {"fleet-address": FLEET_ADDRESS, "control-port": CONTROL_PORT}
+        if host and ":" in host:  # IPv6
+            host, everywhere = f"[{host}]", "[::]"
+        own = {"fleet-address": f"{everywhere}:{port}", "control-port": CONTROL_PORT}
         write_own(server, SERVER, {"address": host and f"{host}:{port}", **own})
     print(
         f"{server}/ca.crt      goes to every hospital, to check the server\n"

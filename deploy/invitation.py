@@ -105,8 +105,8 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     address, certificate = read_own(folder, "server.toml").get("address"), folder / "ca.crt"
     if not address or not certificate.is_file():
         raise DeployError(
-            f"{folder} has no ca.crt, or no 'address' in server.toml: make them with `fedhandoff "
-            "server authority`."
+            f"{folder} has no ca.crt (`fedhandoff server authority` makes it), or no 'address' in "
+            "server.toml: write there the host:port under which hospitals reach the server."
         )
     end_of(certificate)  # a damaged one, or one that has expired, is not sent
     ends = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")

@@ -233,13 +233,18 @@ def test_a_home_folder_in_the_path_of_the_members_is_found(call, graz, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("name", "address"),
-    [("2001:db8::7", "[2001:db8::7]:9092"), ("*.example.org", None)],
+    ("name", "address", "fleet"),
+    [("2001:db8::7", "[2001:db8::7]:9092", "[::]:9092"), ("*.example.org", None, "0.0.0.0:9092")],
 )
-def test_the_server_s_address_is_one_that_hospitals_can_use(call, tmp_path, name, address):
+def test_the_server_s_address_is_one_that_hospitals_can_use(call, tmp_path, name, address, fleet):
+    """A server that listens on 0.0.0.0 cannot be reached by IPv6."""
     assert call("server", "authority", "--name", name)[0] == 0
     file = tmp_path / "fedhandoff" / "server" / "server.toml"
-    assert tomllib.loads(file.read_text()).get("address") == address
+    own = tomllib.loads(file.read_text())
+    assert (own.get("address"), own["fleet-address"]) == (address, fleet)
+    status, _, errors = call("server", "invite", "graz")
+    assert status == (0 if address else 2)
+    assert address or "server.toml: write there the host:port" in errors
 
 
 def test_the_server_listens_where_its_file_says(call, tmp_path, monkeypatch):
