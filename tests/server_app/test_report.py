@@ -272,6 +272,7 @@ def test_privacy_is_told_in_words_with_limits_and_results():
         ("release-discarded", 0.6, "60.0% at most 50% FAIL"),
         ("gan-private", 0.0, "no yes FAIL"),
         ("diversity-synthetic-lpips-vgg", 0.01, "little of the variety"),
+        ("diversity-synthetic-lpips-vgg", 0.01, "graz pass 2"),  # with that of the projection
     ],
 )
 def test_a_figure_beyond_its_limit_fails(figure, value, said):
