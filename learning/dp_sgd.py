@@ -47,13 +47,15 @@ def check_network(network: nn.Module) -> None:
     Raises:
         ModelError: It has BatchNorm, or a layer that opacus does not support.
     """
-    from opacus.validators import ModuleValidator  # takes seconds
+    from opacus.grad_sample import GradSampleModule  # takes seconds
+    from opacus.validators import ModuleValidator
 
-    if errors := ModuleValidator.validate(network.train(), strict=False):
+    flaws = ModuleValidator.validate(network.train(), strict=False)
+    if flaws or GradSampleModule.validate(network):
         raise ModelError(
             "With 'train.dp.noise-multiplier' above 0 no layer may mix the images of a batch, as "
-            f"BatchNorm does ({len(errors)} layers of the network do): choose the model 'mlp', or "
-            "one of torchvision without BatchNorm, such as 'squeezenet1_1' or 'vgg11'."
+            "BatchNorm does, or be unknown to opacus: choose the model 'mlp', or one of "
+            "torchvision without such layers, such as 'squeezenet1_1' or 'vgg11'."
         )
 
 
@@ -85,6 +87,14 @@ class PrivateSteps:
         from opacus.grad_sample import GradSampleModule  # takes seconds
         from opacus.optimizers import DPOptimizer
 
+        hooks = []
+        for layer in network.modules():
+            if hasattr(layer, "inplace"):  # opacus fails in place; the results are the same
+                layer.inplace = False  # type: ignore[assignment]
+            if isinstance(layer, nn.Conv2d):  # opacus reads the input as if it were contiguous
+                hooks.append(
+                    layer.register_forward_pre_hook(lambda _, inputs: inputs[0].contiguous())
+                )
         watched = GradSampleModule(network)
         batch_size = self.plan.rate * len(np.unique(self.plan.owners))  # on average
         clipping = DPOptimizer(
@@ -108,6 +118,8 @@ class PrivateSteps:
                 yield clipping
             finally:  # after an error the network serves the next visit
                 watched.to_standard_module()
+                for hook in hooks:
+                    hook.remove()
 
 
 def noise_alone(parameters: Iterable[nn.Parameter]) -> None:
