@@ -78,7 +78,8 @@ def _is_text(value: object, longest: int = 100) -> bool:
     return isinstance(value, str) and value.isprintable() and 0 < len(value) <= longest
 
 
-def _are_classes(value: object) -> bool:
+def are_classes(value: object) -> bool:
+    """Whether a value can be the names of classes."""
     return isinstance(value, list) and len(value) <= MAX_CLASSES and all(map(_is_text, value))
 
 
@@ -105,7 +106,7 @@ def _are_settings(value: object) -> bool:
 _is_hash = _matches("(keyed-)?[0-9a-f]{16}")
 CARD: dict[str, Callable[[object], bool]] = {
     "hospital": _is_hospital,  # its name
-    "classes": _are_classes,  # the names of its classes
+    "classes": are_classes,  # the names of its classes
     "shape": _is_shape,  # of its images: channels, height, width
     "frozen": _matches("[0-9a-f]{64}"),  # hash of the weights that made features of its images
     "identity": is_key,  # the public half of its keys

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from flwr.app import ConfigRecord, RecordDict
 
 from strategies.protocol.embeddings import PARTS
+from strategies.protocol.may_leave import are_classes
 from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, check_values, find_record, from_record
 
@@ -77,6 +78,7 @@ class Order:
         possible = {
             "round": order.round >= 0,
             "hop": order.hop >= 0,
+            "classes": are_classes(order.classes),
             "task": 0 <= order.task <= MOST_TASKS,
             "epochs": order.epochs >= 0,
             "leg": order.leg >= 1,

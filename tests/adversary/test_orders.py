@@ -146,6 +146,15 @@ def test_an_archive_is_asked_of_no_learner_that_has_none(tmp_path):
         assert answer.error.code == Failure.PARCEL
 
 
+@pytest.mark.parametrize("more", [[str(number) for number in range(999)], ["c" * 101]])
+def test_an_order_names_no_more_classes_than_cards_can(more, place):
+    """The details of a model with 1,503 classes took 36 s, beyond every time limit."""
+    answer = ask(place, "query.prepare", classes=["a", "b", *more])
+    assert answer.error.code == Failure.PARCEL
+    assert "'classes' of the order" in answer.error.reason
+    assert not ask(place, "query.prepare", classes=["a", "b", *more[1:]]).has_error()
+
+
 @pytest.mark.parametrize("ttl", [1e9, math.inf, math.nan])
 @pytest.mark.parametrize(("verb", "limit"), [("query.prepare", 40.0), ("train", 30.0)])
 def test_a_message_keeps_the_machine_busy_no_longer_than_the_run_says(verb, limit, ttl, tmp_path):
