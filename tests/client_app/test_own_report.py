@@ -450,11 +450,13 @@ def test_a_changed_ledger_is_seen_first(report, place):
     assert "Line 4 does not follow from the line before it" in written
 
 
-def test_without_models_it_says_how_to_open_them(finished, report, place):
+def test_without_models_it_says_how_to_take_them_from_the_results(finished, report, place):
     shutil.rmtree(place / "store" / "graz" / "models")
     _, errors, written = report(place, *own(place))
     assert "need a model of the run, and none is at home" in errors
-    assert "fedhandoff open RESULT/parcels/*.npz --site graz" in text_of(written)
+    # Parcels of an open run are not sealed, so `open` refuses them.
+    assert "fedhandoff export NAME --result RESULT --to model.safetensors" in text_of(written)
+    assert "fedhandoff open" not in text_of(written)
 
 
 def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_path):
@@ -473,6 +475,8 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     text = text_of(written)
     assert f"policy: no {hostile}" in text
     assert "The hospital was asked, and did not take part." in text
+    assert "No model of this run is at home: the hospital did not take part." in text
+    assert "fedhandoff" not in text
     assert "SHA-256 p. The file is not at hand" in text
     assert "Run the-run," in text
     assert "escape" not in text

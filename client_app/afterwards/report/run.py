@@ -26,6 +26,7 @@ def describe(past: PastRun) -> dict[str, Any]:
     return {
         "facts": [fact for fact in _facts(past) if fact[1]],
         "is_here": past.is_here,
+        "sealed": settings.get("sealed", True),
         "settings": {"changed": _lines(changed), "all": _lines(settings)},
         "left": [*_sent_rows(past)],
         "failures": [[VERBS.get(v, v), n, why] for (v, why), n in past.failures.items()],
