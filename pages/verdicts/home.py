@@ -93,7 +93,7 @@ def judge_home(
     """
     best, own = best_model(rows), own_model(rows)
     if best is None:
-        text = f"No model of this run has figures at {site}: see below for the reason."
+        text = f"No model of this run has a balanced accuracy at {site}: see below for the reason."
         yield verdict("open", text)
         return
     if is_noised(rows):

@@ -52,7 +52,7 @@ def judge_run(
     `holders` are the hospitals that hold a model after the last evaluated round.
     """
     if headline is None:
-        return [verdict("open", "No model was tested, or no hospital reports figures.")]
+        return [verdict("open", "No hospital reports the balanced accuracy of a model.")]
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     held = [row for row in tests if row["held"]]
     own, noised = held or tests, is_noised(tests)

@@ -405,7 +405,7 @@ def test_figures_that_were_told_are_said_to_be(report, place):
     """Of 24 images without patients' names so few are tested on that no figure leaves."""
     _, errors, written = report(place)
     assert "those that left the hospital" in errors
-    assert "No model of this run has figures at graz" in text_of(written)
+    assert "No model of this run has a balanced accuracy at graz" in text_of(written)
     status, errors, _ = report(place, "--data-dir", place / "images")
     assert status == 0
     assert "need the policy of the run (--policy)" in errors

@@ -363,7 +363,9 @@ def test_without_details_there_are_figures_without_intervals():
 def test_hospitals_that_tell_nothing_leave_no_hole():
     summary = summary_of({("A", "A"): {}, ("A", "B"): {"num-examples": 0}})
     assert summary.headline is None
-    assert said(summary) == [("open", "No model was tested, or no hospital reports figures.")]
+    told = [("open", "No hospital reports the balanced accuracy of a model.")]
+    assert said(summary) == told
+    assert said(summary_of({("A", "A"): {"accuracy": 0.5, "num-examples": 9}})) == told
     asdict(summary)
 
 
