@@ -87,7 +87,8 @@ class _SaliencyLearner(Learner):
 
     def begin_visit(self) -> None:
         """Open the oracle."""
-        self.oracle = open_oracle(self.own.oracle, self.samples)
+        name = self.own.oracle
+        self.oracle = contrast if name == CONTRAST else read_maps(name, self.samples.shape)
 
 
 class SER(_SaliencyLearner):
@@ -189,8 +190,12 @@ class Saliency(_SaliencyLearner):
 
 
 def divergence(wanted: Tensor, seen: Tensor) -> Tensor:
-    """The divergence of Eq. 2.20, the mean over maps [N, H, W], each scaled to a sum of 1."""
-    s, p = (maps / maps.sum(dim=(1, 2), keepdim=True) for maps in (wanted, seen))
+    """The divergence of Eq. 2.20, the mean over maps [N, H, W], each scaled to a sum of 1.
+
+    A wanted map of zeros, of which `train.augment` has left nothing, counts 0.
+    """
+    least = torch.finfo(torch.float32).tiny
+    s, p = (maps / maps.sum(dim=(1, 2), keepdim=True).clamp(min=least) for maps in (wanted, seen))
     return (s * (EPSILON + s / (p + EPSILON)).log()).sum(dim=(1, 2)).mean()
 
 
@@ -217,15 +222,6 @@ def _blur(maps: Tensor, around: int) -> Tensor:
     return functional.avg_pool2d(
         maps, 2 * around + 1, stride=1, padding=around, count_include_pad=False
     )
-
-
-def open_oracle(chosen: str, samples: Samples) -> Oracle:
-    """The oracle that a setting `ser.oracle` names, for images of the shape of the samples.
-
-    Raises:
-        SettingsError: See `read_maps`.
-    """
-    return contrast if chosen == CONTRAST else read_maps(chosen, samples.shape)
 
 
 def read_maps(path: str, shape: Sequence[int]) -> Oracle:

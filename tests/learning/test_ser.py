@@ -95,6 +95,8 @@ def test_the_divergence_by_hand():
     assert both.item() == pytest.approx(expected / 2)
     nothing = torch.tensor([[[0.0, 1.0]]])
     assert divergence(nothing, seen).item() == pytest.approx(math.log(2))
+    none = divergence(torch.cat([wanted, 0 * wanted]), torch.cat([seen, seen]))
+    assert none.item() == pytest.approx(expected / 2)
 
 
 def test_the_saliency_network_makes_its_step_first_and_the_classifier_sees_features_from_before():
