@@ -51,7 +51,8 @@ def check_network(network: nn.Module) -> None:
     from opacus.validators import ModuleValidator
 
     flaws = ModuleValidator.validate(network.train(), strict=False)
-    if flaws or GradSampleModule.validate(network):
+    # For weights of no layer, as of a ViT of timm, opacus calls the network again, with its hooks.
+    if flaws or GradSampleModule.validate(network) or [*network.parameters(recurse=False)]:
         raise ModelError(
             "With 'train.dp.noise-multiplier' above 0 no layer may mix the images of a batch, as "
             "BatchNorm does, or be unknown to opacus: choose the model 'mlp', or one of "

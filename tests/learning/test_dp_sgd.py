@@ -119,6 +119,10 @@ def test_a_network_with_batchnorm_or_a_layer_that_opacus_lacks_is_refused():
     for name in ("cnn", "swin_t"):
         with pytest.raises(ModelError, match="BatchNorm"):
             check_network(Architecture(name, 3, 32, 32, 3).skeleton())
+    own = network()
+    own.register_parameter("position", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(ModelError, match="unknown to opacus"):
+        check_network(own)
 
 
 def test_progress_counts_the_images_that_are_drawn():
