@@ -62,7 +62,8 @@ class MomentGenerator:
         pooled = np.einsum("k,kij->ij", counts / counts.sum(), covariances)
         shared = _credible_part(pooled, edge * math.sqrt(len(known)) / counts.sum())
         for each, count, mean, covariance in zip(known, counts, means, covariances, strict=True):
-            own = _distinct_part(covariance - pooled, edge / count)
+            values, vectors = np.linalg.eigh(covariance - pooled)
+            own = (vectors * np.where(np.abs(values) > edge / count, values, 0)) @ vectors.T
             values, vectors = np.linalg.eigh(shared + own)
             self.means[int(each)] = mean
             self.factors[int(each)] = vectors * np.sqrt(values.clip(0))
@@ -130,12 +131,6 @@ def _credible_part(covariance: NDArray[np.float64], edge: float) -> NDArray[np.f
     clear = values > edge
     left = max(0.0, float(values[~clear].sum())) / max(1, int((~clear).sum()))
     return np.asarray((vectors * np.where(clear, values, left)) @ vectors.T)
-
-
-def _distinct_part(difference: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
-    """The part of a symmetric matrix [d, d] that is above the noise."""
-    values, vectors = np.linalg.eigh(difference)
-    return np.asarray((vectors * np.where(np.abs(values) > edge, values, 0)) @ vectors.T)
 
 
 def _deform(images: Tensor, moves: Tensor) -> Tensor:

@@ -108,19 +108,14 @@ class Replayed(InVirtualTime):
                 if delivery.failure is Failure.USELESS:  # it is ordered again, in the same turn
                     self.state.replayed -= 1
                     return delivery
-                return _recorded_outcome(delivery, turn)
+                if turn.outcome == "ok":
+                    return delivery
+                failed = replace(delivery, failure=Failure[turn.outcome.upper()])
+                return replace(failed, reason=turn.reason, content=RecordDict())
         raise RunError(
             f"In the record of async.replay '{turn.lineage}' visits '{turn.hospital}' next, here "
             "it does not: are settings, hospitals and images the same as in that run?"
         )
-
-
-def _recorded_outcome(delivery: Delivery[Any], turn: Event) -> Delivery[Any]:
-    """The delivery; a failure if the recorded visit failed."""
-    if turn.outcome == "ok":
-        return delivery
-    failure = Failure[turn.outcome.upper()]
-    return replace(delivery, failure=failure, reason=turn.reason, content=RecordDict())
 
 
 def read_turns(path: Path) -> list[Event]:
