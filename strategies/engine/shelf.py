@@ -20,7 +20,7 @@ from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest, check_hashes, load, save
 from strategies.protocol.records import array_records, count_bytes, find_record, size_of
 
-IN_MEMORY = 256 * 1024**2  # bytes of arrays
+IN_MEMORY = 512 * 1024**2  # bytes of arrays; FedAvg reads all copies of a round again
 
 
 @dataclass(frozen=True)
