@@ -42,7 +42,7 @@ def hospital(tmp_path):
 
 
 class Passes:
-    """An audit that takes no time."""
+    """A search for copies that takes no time."""
 
     def __init__(self, job):
         self.job = job
@@ -62,11 +62,16 @@ def _quick_gate(monkeypatch):
     monkeypatch.setattr(stages, "copy_audit", Passes)
 
 
+@pytest.fixture
+def _not_attacked(monkeypatch, _quick_gate):
+    monkeypatch.setattr(stages, "attack", lambda *_: Report())
+
+
 def made(place, size=40):
     return make_buffer(place, size, time.monotonic() + 300)
 
 
-@pytest.mark.usefixtures("_quick_gate")
+@pytest.mark.usefixtures("_not_attacked")
 def test_images_of_any_size_need_no_preset(hospital):
     """It is the GAN's: the default one refuses images of 33 pixels. An unknown one is not read."""
     release = made(hospital(image_size=33, gan__preset="huge"), size=10)
@@ -87,7 +92,7 @@ def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_quick_gate")
+@pytest.mark.usefixtures("_not_attacked")
 @pytest.mark.parametrize("form", [{}, FEATURES])
 def test_in_a_simulation_the_seed_decides_on_the_noise(hospital, form):
     images = [made(hospital(seed=seed, **form)).samples.images for seed in (0, 1)]
@@ -130,7 +135,7 @@ def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch, form):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_quick_gate")
+@pytest.mark.usefixtures("_not_attacked")
 @pytest.mark.parametrize("form", [{}, FEATURES])
 def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital, form):
     """Whoever knows the seed would subtract the noise."""
