@@ -57,20 +57,6 @@ class Head:
     ephemeral: str  # the record's own public key
     keys: dict[str, str]  # the record's key, wrapped for each member, by name
 
-    @classmethod
-    def parse(cls, text: bytes) -> "Head":
-        """Read the head of a sealed record from an untrusted text.
-
-        Raises:
-            ParcelError: The text is no head.
-        """
-        try:
-            head = from_json(text.decode(), cls)
-            check_name(head.sender)
-        except ValueError as error:
-            raise ParcelError("A sealed record is damaged.") from error
-        return head
-
 
 @dataclass(frozen=True)
 class Seal:
@@ -146,7 +132,11 @@ class Seal:
         end = 4 + length
         text, signature = sealed[4:end], sealed[end : end + SIGNATURE]
         ciphertext = sealed[end + SIGNATURE :]
-        head = Head.parse(text)
+        try:
+            head = from_json(text.decode(), Head)
+            check_name(head.sender)
+        except ValueError as error:
+            raise ParcelError("A sealed record is damaged.") from error
         sender, own = head.sender, self.identity.name
         if sender not in self.members:
             raise ParcelError(f"A record was sealed by '{sender}', who is not a member here.")
