@@ -187,9 +187,9 @@ def _parse(text: str, path: Path) -> dict[str, Member]:
             members[name] = _member(name, key)
         except SettingsError as error:
             lines = enumerate(text.splitlines(), 1)
-            place = next((number for number, line in lines if _names(line, name)), 0)
+            place = next((f", line {number}" for number, line in lines if _names(line, name)), "")
             hint = " A name with a dot in it has quotes, too." if isinstance(key, dict) else ""
-            raise OwnError(WHAT, f"{path}, line {place}: {error}{hint}") from error
+            raise OwnError(WHAT, f"{path}{place}: {error}{hint}") from error
     return members
 
 

@@ -450,9 +450,11 @@ def _parse(text: str, path: Path | None) -> Policy:
     if policy is None or problems:
         lines = {rule: _line_of(text, rule) for rule in problems}
         texts = [
-            f"line {lines[rule]}: {problems[rule]}" for rule in sorted(lines, key=lines.__getitem__)
+            f"line {lines[rule]}: {problems[rule]}" if lines[rule] else problems[rule]
+            for rule in sorted(lines, key=lines.__getitem__)
         ]
-        raise OwnError("policy", f"{path}, {' '.join(texts)}")
+        sign = "," if all(lines.values()) else ":"
+        raise OwnError("policy", f"{path}{sign} {' '.join(texts)}")
     return policy
 
 

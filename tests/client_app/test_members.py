@@ -134,6 +134,7 @@ def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
         ('st.anna = "x"', "A name with a dot in it has quotes, too"),
         ('"../graz" = "x"', "cannot be called '../graz'"),
         (f"graz {'A' * 86}==", "at line 2"),
+        ("graz = [\n'x'\n]", "members: 'graz' is no name"),  # on no line of its own
     ],
 )
 def test_a_line_that_names_no_member_is_refused(text, why, tmp_path, keys):
