@@ -49,8 +49,13 @@ class Predictor:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = [load_file(file) for file in files]
         manifests = [manifest for _, manifest in loaded]
-        for manifest in manifests:
-            _check_alike(manifests[0], manifest)
+        first = manifests[0]
+        for each in manifests:
+            _check_same("classes", first.classes, each.classes)
+            for side in ("channels", "height", "width"):
+                _check_same(side, getattr(first.network, side), getattr(each.network, side))
+            for key in FORM:
+                _check_same(key, first.settings[key], each.settings[key])
         networks = [network.to(device) for network, _ in loaded]
         return cls(networks, manifests, [*files.values()])
 
@@ -156,16 +161,6 @@ def write_predictions(
                 unusable += others
                 progress(done + len(unusable), len(entries) + len(listing.unusable))
     return done, unusable
-
-
-def _check_alike(first: ModelManifest, other: ModelManifest) -> None:
-    """Refuse models that differ in classes or form of images."""
-    ours, theirs = first.network, other.network
-    _check_same("classes", first.classes, other.classes)
-    for side in ("channels", "height", "width"):
-        _check_same(side, getattr(ours, side), getattr(theirs, side))
-    for key in FORM:
-        _check_same(key, first.settings[key], other.settings[key])
 
 
 def _check_same(what: str, first: object, other: object) -> None:

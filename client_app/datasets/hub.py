@@ -47,6 +47,9 @@ def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Po
             f"'{source}' has the columns {', '.join(table.column_names)}; it must have a column of "
             "images, and a column of classes or a column 'label' of whole numbers."
         )
+    names = table[site][:] if site else []
+    if None in names:
+        raise DataError(f"The column '{site}' of '{source}' is empty for some images: fill it in.")
     if form.size:
         check_images(machine, len(table), (3, form.size, form.size))
     labels = np.asarray(table[label][:])  # [N]
@@ -56,7 +59,8 @@ def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Po
         images=_images(source, table.cast_column(image, datasets.Image(decode=False))[image], form),
         labels=labels,
         classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
-        sites=_sites(source, site, table[site][:]) if site else None,
+        # Numbers of the sites in the order of their names
+        sites=np.unique(names, return_inverse=True)[1] if site else None,
         held_out=held_out,
     )
 
@@ -106,12 +110,3 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
                 f"Image {len(images)} of '{source}', counted from 0, {reason}."
             ) from error
     return stack(source, images)
-
-
-def _sites(source: str, column: str, names: list[Any]) -> NDArray[np.int64]:
-    """Number the sites of all images [N] in the order of their names."""
-    if None in names:
-        raise DataError(
-            f"The column '{column}' of '{source}' is empty for some images: fill it in."
-        )
-    return np.unique(names, return_inverse=True)[1]
