@@ -5,9 +5,10 @@ First for a clinician: are the models better here, for which class, and which mo
 buffer.py). `pages.page` escapes all texts.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from client_app.afterwards.own_buffer import examine
+from client_app.afterwards.own_buffer import Examination, examine
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import buffer, privacy, run, worth
@@ -19,6 +20,7 @@ from client_app.afterwards.worth_here import (
 )
 from client_app.authority.policy import Policy
 from client_app.errors import DataError
+from pages.figures import Assessment
 from pages.page import render
 from pages.verdicts.home import judge_home
 from strategies.protocol.files import write_whole
@@ -69,7 +71,24 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
         except DataError as error:
             inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)
-    content = render(
+    write_whole(to, page(past, rows, inexact, file, examined, unexamined), private=True)
+    return inexact
+
+
+def page(
+    past: PastRun,
+    rows: Sequence[Assessment],
+    inexact: str,
+    policy: Path | None,
+    examined: Examination | None = None,
+    unexamined: str = "",
+) -> str:
+    """Return the page, which needs no other file.
+
+    `inexact` is the reason why `rows` are the reported figures, `unexamined` why no model trained
+    on the synthetic images; both may be empty.
+    """
+    return render(
         "hospital",
         f"{run.method(past)} at {past.site}, {run.dates(past)}",
         run=past.run,
@@ -88,7 +107,5 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
         **run.describe(past),
         buffer=buffer.describe(past, examined),
         unexamined=unexamined,
-        **privacy.describe(past, file),
+        **privacy.describe(past, policy),
     )
-    write_whole(to, content, private=True)
-    return inexact
