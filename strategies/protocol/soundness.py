@@ -45,8 +45,10 @@ def relative_change(arrays: Arrays, before: Arrays) -> float:
         if not name.endswith(STATISTICS)
     ]
     length = _length(old for _, old in weights)
-    return _length(new.astype("f4") - old for new, old in weights) / length if length else 0.0
+    change = _length(new.astype("f4", copy=False) - old for new, old in weights)
+    return change / length if length else 0.0
 
 
 def _length(arrays: Iterable[NDArray[Any]]) -> float:
-    return float(np.sqrt(sum(float(np.linalg.norm(each.astype("f4"))) ** 2 for each in arrays)))
+    lengths = (np.linalg.norm(each.astype("f4", copy=False)) for each in arrays)
+    return float(np.sqrt(sum(float(length) ** 2 for length in lengths)))
