@@ -203,6 +203,10 @@ class Courier:
         exchange.post(letters)
         yield from exchange.deliveries()
 
+    def note_absence(self, node: int) -> None:
+        """Note that a node could not be reached: it is asked before its next message."""
+        self.answering.discard(node)
+
     def note_outcome(self, delivery: Delivery[AboutT]) -> None:
         """Note whether the node of a delivery answered."""
         node = delivery.letter.node

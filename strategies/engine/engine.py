@@ -16,7 +16,7 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from flwr.common import log
 
 from strategies.engine.admission import admit, admit_trained
@@ -183,8 +183,7 @@ class Engine:
             if state.nodes[visit.hospital] in reachable:
                 self._post(self._order(visit))
             else:
-                # It is asked before its next message.
-                self.run.courier.answering.discard(state.nodes[visit.hospital])
+                self.run.courier.note_absence(state.nodes[visit.hospital])
                 place = {"round": state.round, "hop": visit.number or state.hop}
                 lineage = state.models[visit.model].lineage
                 event = Event.absence(visit.verb, visit.hospital, lineage=lineage, **place)
@@ -262,8 +261,7 @@ class Engine:
             case str(hospital):
                 self.asked.discard(delivery.letter.node)
                 if delivery.letter.verb == "query.enrol":
-                    enrol(self.run, self.exchange.joining_later)
-                    self._require([hospital])
+                    self._join(hospital)
                 elif delivery.failure is None:
                     self.run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
                     self.strategy.take_back(self.state, hospital)
@@ -288,11 +286,7 @@ class Engine:
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place: dict[str, Any] = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
-        facts: dict[str, Any] = {}
-        if parcels and order.embeddings:
-            record = find_record(parcels["visit"], "embeddings", ArrayRecord)
-            came = record["labels"].shape[0] if record else 0
-            facts = {"embeddings": order.embeddings, "came": came}
+        facts = _embeddings(order, parcels["visit"]) if parcels and order.embeddings else {}
         held = [*order.hash_of.values(), order.encoder, order.members_hash]
         state.note_delivered(visit.hospital, held, arrived=parcels is not None)
         useless = delivery.failure is Failure.USELESS
@@ -341,6 +335,11 @@ class Engine:
         self.exchange.post(run.courier.live(node, away[node], away[node]) for node in back)
         self.asked |= {*new, *back}
 
+    def _join(self, hospital: str) -> None:
+        """Enrol a hospital that joined at this point of the replayed run."""
+        enrol(self.run, self.exchange.joining_later)
+        self._require([hospital])
+
     def _require(self, hospitals: Collection[str]) -> None:
         """Check that hospitals of the replayed run take part."""
         if missing := {*hospitals} - self.state.nodes.keys():
@@ -365,3 +364,9 @@ class Engine:
             if away and hospital in state.resting:  # a replay needs it; `Run.tell` left it out
                 run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
             self.strategy.take_back(state, hospital)
+
+
+def _embeddings(order: Order, parcel: RecordDict) -> dict[str, Any]:
+    """The kind of embeddings that an order asks for, and their number in a parcel."""
+    record = find_record(parcel, "embeddings", ArrayRecord)
+    return {"embeddings": order.embeddings, "came": record["labels"].shape[0] if record else 0}
