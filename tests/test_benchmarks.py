@@ -21,13 +21,17 @@ import pytest
 import tomli_w
 import torch
 from flwr.common.config import flatten_dict
+from PIL import Image
 
 from benchmarks import (
     held_out,
     markdown,
     membership,
+    over_tasks,
+    pgd,
     reproduce,
     simulation,
+    spurious,
 )
 from benchmarks.losses import AWAY, Losses
 from benchmarks.reproduce import (
@@ -43,10 +47,13 @@ from benchmarks.reproduce import (
 )
 from benchmarks.simulation import RunFailed
 from cli import main
+from client_app.authority import node_config
 from deploy.running import lock
 from learning.learners import LEARNERS
 from learning.learners.plain import Received
 from learning.models import Architecture
+from learning.models.saliency import SaliencyNetwork
+from learning.models.taps import last_layer
 from learning.samples import Samples
 from learning.suited import check_suited
 from learning.training import train
@@ -203,13 +210,98 @@ def random_images(rng, side, classes):
     return Samples(torch.from_numpy(pixels), labels)
 
 
-def test_the_held_out_digits_are_in_another_archive(tmp_path):
-    """1083 digits are 0 to 5, and 714 are 6 to 9; a fifth of each is for testing."""
-    held_out.write(tmp_path / "new")
-    for name, trained, tested, classes in (("0_to_5", 866, 217, 6), ("6_to_9", 571, 143, 4)):
-        with np.load(tmp_path / "new" / f"digits_{name}.npz") as found:
-            assert (found["x_train"].shape, len(found["x_test"])) == ((trained, 8, 8), tested)
-            assert {*found["y_train"]} == {*found["y_test"]} == {*range(classes)}
+def test_spurious_brightness_by_hand(tmp_path):
+    """Class 0 is brighter by 5, class 9 by 50; 250 becomes 255. Test images stay."""
+    images, labels = np.full((2, 1, 1), 250, dtype=np.uint8), np.array([0, 9])
+    images[1] = 100
+    arrays: dict[str, Any] = {"x_train": images, "y_train": labels}
+    np.savez(tmp_path / "x.npz", **arrays, x_test=images, y_test=labels)
+    spurious.write(tmp_path / "x.npz")
+    with np.load(tmp_path / "x_spurious.npz") as found:
+        assert found["x_train"].flatten().tolist() == [255, 150]
+        assert found["x_test"].flatten().tolist() == [250, 100]
+        assert found["y_train"].tolist() == [0, 9]
+
+
+def test_an_attack_moves_each_value_by_its_strength_towards_a_larger_loss():
+    """Logits x / 10 and 1 − x / 10 of a pixel x: class 0 is right where x > 5.
+
+    With ε = 4, 100 becomes 96; 3 becomes 0, the least. So one of two images is told right.
+    """
+    layer = torch.nn.Linear(1, 2)
+    layer.weight.data, layer.bias.data = torch.tensor([[0.1], [-0.1]]), torch.tensor([0.0, 1.0])
+    network = torch.nn.Sequential(torch.nn.Flatten(), layer)
+    images = torch.tensor([100.0, 3.0]).view(2, 1, 1, 1)
+    moved = pgd.attack(network, images, torch.zeros(2, dtype=torch.int64), 4.0)
+    assert moved.flatten().tolist() == [96.0, 0.0]
+    class_0 = torch.zeros(2, dtype=torch.int64)
+    assert pgd.accuracy(network, images.byte(), class_0, 4.0) == 0.5
+
+
+def test_the_alignment_of_features_by_hand():
+    """0, 1, 2 is aligned with 1, 4, 7, which is three times as far, and not with 1, −2, 1."""
+    x = np.array([[0.0], [1.0], [2.0]])
+    assert over_tasks.cka(x, 3 * x + 1) == pytest.approx(1)
+    assert over_tasks.cka(x, np.array([[1.0], [-2.0], [1.0]])) == pytest.approx(0)
+
+
+def test_the_nearest_of_the_first_half_tell_the_second():
+    """Classes 0 and 1 lie at 0 and 9. One of the two images to tell is labelled as the other."""
+    features = np.array([0.0] * 5 + [9.0] * 5 + [1.0, 8.0] * 5)[:, None]
+    labels = np.array([0] * 5 + [1] * 5 + [0, 1, 0, 1, 0, 1, 0, 1, 0, 0])
+    assert over_tasks.neighbour_accuracy(features, labels) == 0.9
+
+
+def test_the_similarity_of_maps_by_hand():
+    """Shares ½, ½, 0, 0 and ½, 0, ½, 0 overlap by ½; a scale changes nothing."""
+    a = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]] * 3)
+    b = torch.tensor([[[4.0, 0.0], [4.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]])
+    assert over_tasks.similarity(a, b).tolist() == [0.5, 1.0, 0.0]
+
+
+def test_a_grad_cam_map_is_twice_as_strong_for_twice_the_logit():
+    torch.manual_seed(0)  # with some weights no feature speaks for a class
+    network = Architecture("ser-cnn", 3, 16, 16, 4).build().eval()
+    assert isinstance(network, SaliencyNetwork)
+    samples = random_images(np.random.default_rng(0), 16, range(4))
+    once = over_tasks.grad_cam(network, samples)
+    last_layer(network.classifier).weight.data *= 2
+    twice = over_tasks.grad_cam(network, samples)
+    assert once.shape == (4, 16, 16)
+    assert once.max() > 0
+    assert torch.allclose(twice, 2 * once)
+
+
+@pytest.mark.slow
+def test_a_network_is_measured_after_each_task(tmp_path, monkeypatch, capsys):
+    """Before the first task features are those of the first network."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "store"))
+    monkeypatch.setattr(node_config, "_simulates", False)
+    data = tmp_path / "new" / "data"
+    held_out.write(data)
+
+    def measure(row, *arguments):
+        words = ["over_tasks", str(tmp_path / "table.toml"), row, "--data", str(data)]
+        monkeypatch.setattr(sys, "argv", [*words, "--vary", "train.epochs=1", *arguments])
+        over_tasks.main()
+        lines = capsys.readouterr().out.splitlines()[4:]
+        return [line.strip("| ").split(" | ") for line in lines]
+
+    described = TABLES["twf_small"].read_text("utf-8")
+    ser = 'settings = { learner = "ser", model = "ser-cnn" }'
+    (tmp_path / "table.toml").write_text(f'{described}[[rows]]\nname = "SER"\n{ser}\n', "utf-8")
+    before, *after = measure("DER++", "--before", str(data / "digits_6_to_9.npz"))
+    assert len(after) == 3
+    assert set(before[2:5]) == {"0.00"}
+    assert all(float(each) > 0 for each in after[-1][2:5])
+    first, *_ = measured = measure("SER", "--maps", str(tmp_path / "maps.png"))
+    assert len(measured) == 3
+    assert first[3:] == ["1.000", "1.000"]
+    with Image.open(tmp_path / "maps.png") as picture:
+        assert picture.size == (4 * 34 + 2, 6 * 34 + 2)
+    with pytest.raises(SystemExit):
+        measure("DER++", "--maps", str(tmp_path / "maps.png"))
+    assert "must be ser-" in capsys.readouterr().err
 
 
 def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):

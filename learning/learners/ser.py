@@ -87,8 +87,7 @@ class _SaliencyLearner(Learner):
 
     def begin_visit(self) -> None:
         """Open the oracle."""
-        name = self.own.oracle
-        self.oracle = contrast if name == CONTRAST else read_maps(name, self.samples.shape)
+        self.oracle = open_oracle(self.own.oracle, self.samples)
 
 
 class SER(_SaliencyLearner):
@@ -222,6 +221,15 @@ def _blur(maps: Tensor, around: int) -> Tensor:
     return functional.avg_pool2d(
         maps, 2 * around + 1, stride=1, padding=around, count_include_pad=False
     )
+
+
+def open_oracle(chosen: str, samples: Samples) -> Oracle:
+    """The oracle that a setting `ser.oracle` names, for images of the shape of the samples.
+
+    Raises:
+        SettingsError: See `read_maps`.
+    """
+    return contrast if chosen == CONTRAST else read_maps(chosen, samples.shape)
 
 
 def read_maps(path: str, shape: Sequence[int]) -> Oracle:
