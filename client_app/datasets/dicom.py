@@ -62,7 +62,8 @@ def open_dicom(stream: IO[bytes]) -> Opened:
     _check_picture(dataset, pixels, modality)
     syntax = _transfer_syntax(dataset, pixels)
     _check_description(dataset, pixels, syntax)
-    name = plain_name(str(dataset.get("PatientID") or ""))
+    name = plain_name(str(dataset.get("PatientID") or ""))  # an anonymised file may have none
+    name = name or str(dataset.get("StudyInstanceUID") or "")
     header = Header(
         kind=f"DICOM {modality}" if re.fullmatch("[A-Z]{2,16}", modality) else "DICOM",
         width=int(dataset.Columns),

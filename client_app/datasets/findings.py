@@ -82,7 +82,7 @@ def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iter
     """
     most = max(groups.values(), default=0)
     why = {
-        "patient": "DICOM's PatientID is the same: give each patient one, or leave it blank.",
+        "patient": "DICOM's PatientID, or without it StudyInstanceUID, is the same: correct it.",
         "group": "The column, or the subfolder, that names the patient is the same for them.",
         "volume": "They are slices of one volume.",
         "": "They are copies of one file.",

@@ -36,7 +36,7 @@ class Header:
     height: int
     channels: int  # 1 = grey, 3 = colour
     bits: int  # per channel, as stored
-    patient: str = ""  # hash of a DICOM file's patient ID; empty if there is no ID
+    patient: str = ""  # hash of a DICOM file's patient ID, or else of its study; empty = none
 
     @property
     def memory(self) -> int:

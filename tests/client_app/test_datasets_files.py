@@ -613,6 +613,14 @@ def test_a_patient_of_dicom_is_one_however_the_id_is_typed(read):
     assert found[4] == ""
 
 
+def test_images_of_one_dicom_study_without_a_patient_belong_together(read):
+    ids = [("", "1.2.3"), (" ", "1.2.3"), ("", "1.2.4"), ("P7", "1.2.3")]
+    pixels = np.array([[0, 1]], np.uint8)
+    files = [dicom(pixels, PatientID=name, StudyInstanceUID=study) for name, study in ids]
+    found = [read(file)[0].patient for file in files]
+    assert [found.index(each) for each in found] == [0, 0, 2, 3]
+
+
 def test_colours_of_dicom(read):
     header, pixels = read(dicom(COLOURS))
     assert header == Header("DICOM", 4, 5, 3, 8)
