@@ -51,12 +51,12 @@ def check_network(network: nn.Module) -> None:
     from opacus.validators import ModuleValidator
 
     flaws = ModuleValidator.validate(network.train(), strict=False)
-    # For weights of no layer, as of a ViT of timm, opacus calls the network again, with its hooks.
+    # Weights of the network itself, as in a ViT of timm, belong to no layer: opacus fails on them.
     if flaws or GradSampleModule.validate(network) or [*network.parameters(recurse=False)]:
         raise ModelError(
             "With 'train.dp.noise-multiplier' above 0 no layer may mix the images of a batch, as "
-            "BatchNorm does, or be unknown to opacus: choose the model 'mlp', or one of "
-            "torchvision without such layers, such as 'squeezenet1_1' or 'vgg11'."
+            "BatchNorm does, and opacus must know all layers. Choose the model 'mlp', "
+            "'squeezenet1_1' or 'vgg11'."
         )
 
 

@@ -121,7 +121,7 @@ def test_a_network_with_batchnorm_or_a_layer_that_opacus_lacks_is_refused():
             check_network(Architecture(name, 3, 32, 32, 3).skeleton())
     own = network()
     own.register_parameter("position", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ModelError, match="unknown to opacus"):
+    with pytest.raises(ModelError, match="opacus must know all layers"):
         check_network(own)
 
 
