@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from client_app.afterwards.home import count_images, keep_ensemble, keep_mixture, keep_tested
 from client_app.authority.judge import Judge
@@ -16,7 +16,7 @@ from client_app.datasets.facts import hashes
 from client_app.errors import DataError, failure_of, line_of
 from client_app.parcels import keep_local, keep_record, pack, unpack
 from client_app.release.details import Details, Outputs
-from client_app.release.disclosure import fingerprint, open_disclosure
+from client_app.release.disclosure import Disclosure, fingerprint, open_disclosure
 from client_app.request import Clock, Request
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
@@ -113,63 +113,85 @@ def test(message: Message, context: Context) -> Message:
         DataError: The hospital has too few test images of the tasks so far.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
-    clock, hospital, disclosure = request.clock, request.hospital, open_disclosure(request)
-    per_class = hospital.settings.evaluate.per_class
-    metrics: dict[str, float] = {}
-    members: list[Outputs] = []  # of the ensemble, if it was ordered
-    images = hospital.data.test.images  # read once: the property may make a copy
+    hospital, disclosure = request.hospital, open_disclosure(request)
     if request.order.task and not len(disclosure.labels):
         raise DataError("The hospital has too few test images of the tasks so far.")
-    scores: dict[str, Tensor] = {}  # of the newest models, by lineage
-    none = torch.zeros((), device=hospital.device)
     # Operating points need training images. A task may have none here.
     detailed = request.order.final and len(hospital.data.train) > 0
     details = Details(disclosure) if detailed else None
-    if details:
-        metrics |= _prefix("standalone", details.alone_figures())
+    metrics = _prefix("standalone", details.alone_figures()) if details else {}
+    images = hospital.data.test.images  # read once: the property may make a copy
     parcels = unbundle(message.content)
-    latest = _latest(parcels) if details else set()
+    newest = _newest(parcels) if details else set()
+    members: list[Outputs] = []  # of the ensemble, if it was ordered
+    scores: dict[str, Tensor] = {}  # of the newest models, by lineage
     for name, parcel in parcels.items():
         try:
             network, label, _ = unpack(request, parcel, tested=True)
             Judge(request, network, label)
-            with clock.measure("evaluate"):
-                model = disclosure.fingerprint(network, label)
-                disclosure.admit(model, label)
-                each = probabilities(network, images, clock.deadline)
-            figures = disclosure.test_figures(model, each, per_class=per_class)
-            outputs = Outputs(model, each, none)
-            if details and name in latest:
-                outputs = details.outputs(model, network, each)
-                figures = details.figures(outputs, figures)
-                scores[label.lineage] = each
+            of_model = details if name in newest else None
+            outputs, figures = _test_model(disclosure, of_model, network, label, images)
         except REFUSED as error:  # the other models are tested all the same
             figures = {"refused": _log_refusal(name, error)}
         else:
-            members += [outputs] * request.order.ensemble
-            keep_tested(disclosure, network, label, figures)
+            if request.order.ensemble:
+                members.append(outputs)
+            if name in newest:
+                scores[label.lineage] = outputs.test
         metrics |= _prefix(name, figures)
     if members:
-        if disclosure.rules:  # sums depend on their order, and each order would be a question
-            members.sort(key=lambda each: each.model)
-        model = fingerprint(sorted((each.model, each.seen.ndim) for each in members))
-        total, seen = (
-            sum((getattr(each, part) for each in members), none) for part in ("test", "seen")
-        )
         try:
-            disclosure.admit(model)
-            figures = disclosure.test_figures(model, total)
-            if details:
-                outputs = Outputs(model, total / len(members), seen / len(members))
-                figures = details.figures(outputs, figures)
-            metrics |= _prefix("ensemble", figures)
-            keep_ensemble(request, figures)
+            figures = _test_ensemble(disclosure, details, members)
         except REFUSED as error:
             _log_refusal("ensemble", error)
+        else:
+            metrics |= _prefix("ensemble", figures)
     if details and not request.order.task:
         own = details.alone_outputs()
         keep_mixture(request, scores, own.test if own else None)
     return request.answer(metrics)
+
+
+def _test_model(
+    disclosure: Disclosure,
+    details: Details | None,
+    network: nn.Module,
+    label: Manifest,
+    images: Tensor,
+) -> tuple[Outputs, dict[str, float]]:
+    """Test a model on all test images [n, C, H, W] of the hospital, and keep it at home."""
+    request = disclosure.request
+    with request.clock.measure("evaluate"):
+        model = disclosure.fingerprint(network, label)
+        disclosure.admit(model, label)
+        scores = probabilities(network, images, request.clock.deadline)
+    per_class = request.hospital.settings.evaluate.per_class
+    figures = disclosure.test_figures(model, scores, per_class=per_class)
+    outputs = Outputs(model, scores, torch.zeros((), device=scores.device))
+    if details:
+        outputs = details.outputs(model, network, scores)
+        figures = details.figures(outputs, figures)
+    keep_tested(disclosure, network, label, figures)
+    return outputs, figures
+
+
+def _test_ensemble(
+    disclosure: Disclosure, details: Details | None, members: list[Outputs]
+) -> dict[str, float]:
+    """Test the mean of the models' probabilities, and keep its figures at home."""
+    if disclosure.rules:  # sums depend on their order, and each order would be a question
+        members = sorted(members, key=lambda each: each.model)
+    model = fingerprint(sorted((each.model, each.seen.ndim) for each in members))
+    none = torch.zeros((), device=members[0].test.device)
+    test = sum((each.test for each in members), none)
+    disclosure.admit(model)
+    figures = disclosure.test_figures(model, test)
+    if details:
+        seen = sum((each.seen for each in members), none)
+        outputs = Outputs(model, test / len(members), seen / len(members))
+        figures = details.figures(outputs, figures)
+    keep_ensemble(disclosure.request, figures)
+    return figures
 
 
 def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, float]:
@@ -184,7 +206,7 @@ def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, f
     return figures | {key: counts[name] for key, name in groups.items() if name in counts}
 
 
-def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
+def _newest(parcels: Mapping[str, RecordDict]) -> set[str]:
     """The names of the parcels with the newest model of each lineage."""
     newest: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parcel in parcels.items():
