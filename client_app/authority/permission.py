@@ -104,7 +104,7 @@ def _run_rulings(policy: Policy, settings: Settings, data: LocalData) -> Iterato
     yield policy.images.ruling("max-size", max(data.image_shape[1:]))
     source, allowed = settings.pretrained, policy.models.weights
     reads = data.whole or (source and allowed)  # it takes time to read them
-    yield policy.models.judge(source, hash_weights(settings, data) if reads else "")
+    yield policy.models.judge_weights(source, hash_weights(settings, data) if reads else "")
     if settings.learner == "icarl":  # the mean of a class's kept images leaves
         kept, classes = settings.section("reservoir", ReservoirSettings), data.classes_present
         yield policy.sums.ruling("min-class-patients", kept.size // len(classes))

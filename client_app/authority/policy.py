@@ -125,6 +125,12 @@ class CodeRules(Rules, table="code"):
 
     approved: list[_Hash]
 
+    def judge(self) -> Iterator[Ruling]:
+        """The ruling on the code of this installation."""
+        if approved := self.approved:
+            code = code_hash()
+            yield Ruling("code.approved", ", ".join(approved), code, code in approved)
+
 
 @declare
 class RunRules(Rules, table="runs"):
@@ -137,6 +143,27 @@ class RunRules(Rules, table="runs"):
     max_hours: Amount
     max_visits: Count
 
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
+        """The rulings on the methods, the length and the seal of a run."""
+        settings = strategy.settings
+        epochs = max(kind.epochs for kind in strategy.kinds())
+        learners = [settings.learner]
+        if settings.learner == "ser":
+            learners.append(settings.section("ser", SERSettings).learner)
+        if any(kind.learner == "lwf" for kind in strategy.kinds()) or "lwf" in learners:
+            epochs += settings.section("lwf", LwFSettings).warm_up
+        named = ", ".join(self.strategies)
+        for name in filter(None, (settings.strategy, *learners)):
+            fits = not named or name in self.strategies
+            yield Ruling("runs.strategies", named or "all", name, fits)
+        asked = "a sealed run" if settings.sealed else "an open run"
+        fits = settings.sealed or not self.sealed_only
+        yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
+        yield self.ruling("max-rounds", settings.num_server_rounds)
+        yield self.ruling("max-epochs", epochs)
+        longest = max(settings.hop_timeout, settings.prepare_timeout)  # seconds
+        yield self.ruling("max-hours", longest / 3600)
+
 
 @declare
 class ImageRules(Rules, table="images"):
@@ -148,6 +175,15 @@ class ImageRules(Rules, table="images"):
     min_train_patients: TwoOrMore
     min_batch: TwoOrMore
 
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """The rulings on the images of a training step."""
+        yield self.ruling("max-size", settings.image_size)
+        yield self.ruling("min-batch", settings.train.batch_size)
+        kept = settings.section("reservoir", ReservoirSettings)
+        if settings.learner in WITH_RESERVOIR and kept.size:  # a step also trains on these images
+            yield self.ruling("min-batch", kept.batch_size)
+            yield self.ruling("min-train-patients", kept.size)
+
 
 @declare
 class ModelRules(Rules, table="models"):
@@ -158,7 +194,18 @@ class ModelRules(Rules, table="models"):
     max_membership: Share
     allow_optimizer: bool
 
-    def judge(self, source: str, hash_: str) -> Ruling:
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
+        """The rulings on what leaves beside a model, and on models that no attack tests."""
+        state, states = strategy.settings.train.optimizer_state, ["fresh"]
+        states += ["travels"] if self.allow_optimizer else []
+        yield Ruling("models.allow-optimizer", " or ".join(states), state, state in states)
+        tested = strategy.settings.evaluate
+        if strategy.tests_every_visit and tested.cross is True and tested.epochs:
+            fits, asked = self.max_membership == 1, "the models of all epochs"
+            allowed = asked if fits else "the last model of a visit, which is attacked"
+            yield Ruling("models.max-membership", allowed, asked, fits)
+
+    def judge_weights(self, source: str, hash_: str) -> Ruling:
         """The ruling on pretrained weights: the setting `pretrained`, and their SHA-256."""
         fits = not (source and self.weights) or bool({source, hash_} & {*self.weights})
         asked = f"{source} {hash_}".strip() or "random weights"
@@ -180,6 +227,36 @@ class ReleaseRules(Rules, table="release"):
     max_gan_iterations: Count
     max_membership_leak: Share
     allow_untested: bool
+
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
+        """The rulings on a buffer, and on the model that generates it.
+
+        Raises:
+            PresetError: There is no such GAN.
+        """
+        gan, check = strategy.settings.gan, strategy.settings.release
+        most = self if self.buffers else replace(self, max_images=0)
+        yield most.ruling("max-images", strategy.buffer_size)
+        yield self.ruling("min-quantile", check.quantile)
+        yield self.ruling("max-discarded-share", check.max_discarded)
+        yield self.ruling("min-class-training-images", check.min_class_images)
+        yield self.ruling("max-membership-leak", check.max_membership)
+        without = self.allow_without_privacy
+        if strategy.buffer_size and gan.method == "class-gaussians":
+            yield self.ruling("min-averaged", check.min_class_images)
+            allowed = "a generator with a privacy loss"
+            allowed = f"{allowed} or without" if without else allowed
+            yield Ruling("release.allow-without-privacy", allowed, gan.method, without)
+        if gan.method == "stylegan2-ada":
+            if (averaged := gan.least_averaged) is not None:
+                yield self.ruling("min-averaged", min(averaged, check.min_class_images))
+            yield self.ruling("min-privacy-weight", gan.privacy_weight)
+            allowed = "a buffer without it" if without else "a privacy-weight above 0"
+            weight = gan.privacy_weight
+            fits = weight > 0 or without
+            yield Ruling("release.allow-without-privacy", allowed, weight, fits)
+            trained = choose_preset(gan.preset, gan.iterations).most_iterations
+            yield self.ruling("max-gan-iterations", trained)
 
 
 @declare
@@ -212,7 +289,9 @@ class SumRules(Rules, table="sums"):
     max_membership: Share
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
-        """The rulings on a run with sums of features."""
+        """The rulings on sums of features; none for another strategy."""
+        if settings.strategy != "sums":
+            return
         asked = "sums in a sealed run" if settings.sealed else "sums in an open run"
         allowed = "sums in a sealed run" if self.allow else "no sums of features"
         yield Ruling("sums.allow", allowed, asked, self.allow and settings.sealed)
@@ -269,6 +348,10 @@ class FigureRules(Rules, table="figures"):
     max_models: OneOrMore
     max_detailed: Count
 
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """The ruling on the number of models that a run tests at least."""
+        yield self.ruling("max-models", -(-settings.num_server_rounds // settings.evaluate.every))
+
 
 @declare
 class MachineRules(Rules, table="machine"):
@@ -313,72 +396,15 @@ class Policy:
             SettingsError: The settings of the run's method cannot be used.
             PresetError: There is no such GAN.
         """
-        runs, images, release = self.runs, self.images, self.release
-        gan, check = settings.gan, settings.release
         strategy = strategy_of(settings)
-        epochs = max(kind.epochs for kind in strategy.kinds())
-        learners = [settings.learner]
-        if settings.learner == "ser":
-            learners.append(settings.section("ser", SERSettings).learner)
-        if any(kind.learner == "lwf" for kind in strategy.kinds()) or "lwf" in learners:
-            epochs += settings.section("lwf", LwFSettings).warm_up
-        code, approved = code_hash(), self.code.approved
-        if approved:
-            yield Ruling("code.approved", ", ".join(approved), code, code in approved)
-        named = ", ".join(runs.strategies)
-        for name in filter(None, (settings.strategy, *learners)):
-            fits = not named or name in runs.strategies
-            yield Ruling("runs.strategies", named or "all", name, fits)
-        asked = "a sealed run" if settings.sealed else "an open run"
-        fits = settings.sealed or not runs.sealed_only
-        yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
-        yield runs.ruling("max-rounds", settings.num_server_rounds)
-        yield runs.ruling("max-epochs", epochs)
-        yield runs.ruling("max-hours", max(settings.hop_timeout, settings.prepare_timeout) / 3600)
-        tests = -(-settings.num_server_rounds // settings.evaluate.every)  # least number of models
-        yield self.figures.ruling("max-models", tests)
-        yield images.ruling("max-size", settings.image_size)
-        yield images.ruling("min-batch", settings.train.batch_size)
-        state, states = settings.train.optimizer_state, ["fresh"]
-        states += ["travels"] if self.models.allow_optimizer else []
-        yield Ruling("models.allow-optimizer", " or ".join(states), state, state in states)
-        tested = settings.evaluate
-        if strategy.tests_every_visit and tested.cross is True and tested.epochs:
-            fits, asked = self.models.max_membership == 1, "the models of all epochs"
-            allowed = asked if fits else "the last model of a visit, which is attacked"
-            yield Ruling("models.max-membership", allowed, asked, fits)
-        kept = settings.section("reservoir", ReservoirSettings)
-        if settings.learner in WITH_RESERVOIR and kept.size:  # a step also trains on these images
-            yield images.ruling("min-batch", kept.batch_size)
-            yield images.ruling("min-train-patients", kept.size)
-        most = release if release.buffers else replace(release, max_images=0)
-        yield most.ruling("max-images", strategy.buffer_size)
-        yield release.ruling("min-quantile", check.quantile)
-        yield release.ruling("max-discarded-share", check.max_discarded)
-        yield release.ruling("min-class-training-images", check.min_class_images)
-        yield release.ruling("max-membership-leak", check.max_membership)
+        yield from self.code.judge()
+        yield from self.runs.judge(strategy)
+        yield from self.figures.judge(settings)
+        yield from self.images.judge(settings)
+        yield from self.models.judge(strategy)
+        yield from self.release.judge(strategy)
         yield from self.privacy.judge(strategy)
-        if settings.strategy == "sums":
-            yield from self.sums.judge(settings)
-        if strategy.buffer_size and gan.method == "class-gaussians":
-            yield release.ruling("min-averaged", check.min_class_images)
-            allowed = "a generator with a privacy loss"
-            allowed = f"{allowed} or without" if release.allow_without_privacy else allowed
-            fits = release.allow_without_privacy
-            yield Ruling("release.allow-without-privacy", allowed, gan.method, fits)
-        if gan.method != "stylegan2-ada":
-            return
-        if (averaged := gan.least_averaged) is not None:
-            yield release.ruling("min-averaged", min(averaged, check.min_class_images))
-        yield release.ruling("min-privacy-weight", gan.privacy_weight)
-        yield Ruling(
-            "release.allow-without-privacy",
-            "a buffer without it" if release.allow_without_privacy else "a privacy-weight above 0",
-            gan.privacy_weight,
-            gan.privacy_weight > 0 or release.allow_without_privacy,
-        )
-        trained = choose_preset(gan.preset, gan.iterations).most_iterations
-        yield release.ruling("max-gan-iterations", trained)
+        yield from self.sums.judge(settings)
 
     def embeddings_sentence(self, settings: Settings) -> str:
         """A sentence on whether the run's embeddings may leave; empty if the run asks for none.
