@@ -154,7 +154,7 @@ def write_predictions(
                         done += 1
                         slices = [entry.slice] if sliced else []
                         predicted = predictor.classes[int(row.argmax())]
-                        figures = [f"{value:.6f}" for value in row.tolist()]
+                        figures = [f"{value:.9g}" for value in row.tolist()]  # float32 exactly
                         path = to_utf8(os.path.relpath(entry.file, base))
                         line = [path, *slices, predicted, *figures]
                         writer.writerow(map(inert, line))
