@@ -56,9 +56,14 @@ def export(result: Path, lineage: str, to: Path) -> Path:
             "`fedhandoff open`."
         )
     settings = Settings.parse(read_config(result / "config.toml"))
+    if settings.strategy == "fedbn":
+        raise ParcelError(
+            "The models of fedbn are not complete here: BatchNorm layers stay at the hospitals. "
+            "Export the model that a hospital keeps, with --hospital. A simulation keeps none."
+        )
     images, tested = _counts_and_figures(result / LOG, label)
     if strategy_of(settings).keeps_layers:
-        tested = {}  # each hospital tested the model with layers of its own
+        tested = {}  # each hospital tested its own classifier for home
     manifest = ModelManifest.from_label(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     network = whole_network(network, Architecture.from_json(label.architecture), settings)
