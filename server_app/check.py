@@ -13,29 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server_app.notices import SIDES, gan_preset, notices
+from server_app.notices import gan_preset, notices
 from server_app.results import check_same
 from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.engine.presence import SCENARIOS, plan_table
 from strategies.protocol.classes import outputs
+from strategies.protocol.data_sets import KINDS, side_of
 from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, complete, require
 from strategies.protocol.text import amount
 from strategies.registry import strategy_of
-
-# The prefix of the setting `dataset` (client_app.datasets.DATASETS): the rest of its value.
-DATASETS = {
-    "digits": "",
-    "mnist": "",
-    "npz:": "<absolute file>",
-    "hf:": "<name on the hub, or absolute folder>",
-    "folder:": "<absolute folder>",
-    "manifest:": "<absolute folder or file>",
-}
 
 
 def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
@@ -74,7 +65,7 @@ def check(
         "filver.pretrain and filver.offline)"
     )
     require(apart, "strategy", settings.strategy, allowed)
-    size = settings.image_size or (SIDES.get(settings.dataset, 0) if simulated else 0)
+    size = settings.image_size or (side_of(settings.dataset) if simulated else 0)
     if strategy.buffer_size and settings.gan.method == "stylegan2-ada":
         gan_preset(settings.gan, size)
     times = settings.asynchrony
@@ -95,7 +86,7 @@ def check(
     feed.check(settings)
     # A real hospital has its own file of weights. An unknown image has a colour.
     own = settings if simulated else replace(settings, pretrained="")
-    grey = simulated and settings.dataset in SIDES
+    grey = simulated and side_of(settings.dataset) > 0
     _check_models(own, strategy.learner, settings.image_channels or (1 if grey else 3), size)
     return settings
 
@@ -138,8 +129,8 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     """Check the data set's name, its place on this machine, and its partition."""
     dataset, partition = settings.dataset, settings.partition
     kind, colon, rest = dataset.partition(":")
-    known = kind + colon in DATASETS and bool(rest.strip()) == bool(colon)
-    names = [name + place for name, place in DATASETS.items()]
+    names = [f"{name}:{each.rest}" if each.rest else name for name, each in KINDS.items()]
+    known = kind in KINDS and bool(KINDS[kind].rest) == bool(colon) == bool(rest.strip())
     require(known, "dataset", dataset, f"one of {', '.join(names)}")
     several = kind in ("folder", "manifest") and hospitals != 1  # one path may have a comma
     sources = rest.split(",") if several else [rest]
@@ -157,7 +148,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
         fits = hospitals in (None, count)
         allowed = f"one folder for each of {hospitals} hospitals, not {count}"
         require(fits, "dataset", dataset, allowed)
-    elif partition == "site" and (kind in ("digits", "mnist") or (kind == "folder" and several)):
+    elif partition == "site" and (side_of(kind) or (kind == "folder" and several)):
         raise SettingsError(
             "The setting 'partition' is 'site', and the data set does not say which site an image "
             f"comes from ('dataset' is {dataset!r}); it must be iid, dirichlet or classes."

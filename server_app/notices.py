@@ -2,10 +2,9 @@
 
 from gan.presets import Preset, PresetError, choose_preset
 from strategies.engine.strategy import Strategy
+from strategies.protocol.data_sets import side_of
 from strategies.protocol.settings import GANSettings, Settings, SettingsError, defaults
 
-# Pixels a side of data sets that come with libraries.
-SIDES = {"digits": 8, "mnist": 28}
 _NOISE = {"gan.epsilon", "gan.delta"}  # read by dp-mean-embedding, which reads no other setting
 
 
@@ -29,7 +28,7 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
             f"No model is handed on: in round 1 of '{settings.strategy}' each hospital trains its "
             "own model. Set 'num-server-rounds' to 2 or more."
         )
-    size = settings.image_size or SIDES.get(settings.dataset, 0)
+    size = settings.image_size or side_of(settings.dataset)
     if simulated and makes_gan and (hours := gan_preset(gan, size).least_hours):
         sentences.append(
             f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "

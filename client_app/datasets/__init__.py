@@ -1,7 +1,7 @@
 """A hospital's data: the only package of the app that opens a data file.
 
-Each data set has a loader in a file of this folder, and one line in `DATASETS`. server_app/check.py
-has the same names, because a server imports no code of a hospital.
+Each data set has a loader in a file of this folder, one line in `DATASETS`, and one in `KINDS` of
+strategies/protocol/data_sets.py, because a server imports no code of a hospital.
 """
 
 import hashlib

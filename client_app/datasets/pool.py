@@ -49,7 +49,7 @@ class Pool:
     contents: list[str] | None = None
     # SHA-256 of the pixels of each image, [N], if `images` has features; else None
     pixel_hashes: list[str] | None = None
-    kind: str = ""  # kind of the images (`strategies.protocol.may_leave.KINDS`)
+    kind: str = ""  # kind of the images (`strategies.protocol.data_sets.KINDS`)
     # The network whose frozen part made features of the images (client_app.datasets.features):
     # `images` is then float32 [N, d, 1, 1]. None if they are images.
     whole: Architecture | None = None

@@ -24,17 +24,10 @@ from server_app.report import data, embeddings, method, operation, privacy, task
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
+from strategies.protocol.data_sets import KINDS
 from strategies.protocol.text import amount
 from strategies.registry import STRATEGIES
 
-KINDS = {
-    "digits": "scikit-learn's handwritten digits",
-    "mnist": "MNIST",
-    "npz": "arrays from a file",
-    "hf": "a data set of the Hugging Face hub",
-    "folder": "the hospitals' own images",
-    "manifest": "the hospitals' own images",
-}
 QUEUES = (
     "Asynchronous: hospitals do not wait for one another. A round is as many visits as there are "
     "models."
@@ -93,7 +86,7 @@ def render(
 def title_of(summary: Summary) -> str:
     """The page's title: method, data and date."""
     known = {own["kind"] for own in summary.data.values()} - {None}
-    kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in known}))
+    kinds = " and ".join(sorted({KINDS[kind].title if kind in KINDS else kind for kind in known}))
     parts = [_method(summary.strategy)[0], *([f"on {kinds}"] if kinds else [])]
     if summary.classes:
         many = len(summary.classes) > NAMED

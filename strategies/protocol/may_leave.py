@@ -15,6 +15,7 @@ from enum import IntEnum
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
+from strategies.protocol.data_sets import KINDS
 from strategies.protocol.keys import is_key
 from strategies.protocol.names import is_array_name, is_name, names_hospital
 from strategies.protocol.records import find_record
@@ -86,9 +87,6 @@ def are_classes(value: object) -> bool:
 def _is_shape(value: object) -> bool:
     sides = value if isinstance(value, list) else []
     return len(sides) == 3 and all(type(side) is int and 0 < side < 2**16 for side in sides)
-
-
-KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # kinds of data sets
 
 
 def _matches(pattern: str) -> Callable[[object], bool]:

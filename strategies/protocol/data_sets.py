@@ -1,0 +1,29 @@
+"""The kinds of data sets: the setting `dataset` is one of their names, or begins with it and ':'.
+
+`client_app.datasets.DATASETS` has the loaders.
+"""
+
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """A kind of data set."""
+
+    title: str  # its name in the title of a report
+    rest: str = ""  # what follows the ':' of the setting; empty = no ':' and nothing
+    side: int = 0  # pixels a side of its images, which are grey and name no site; 0 = unknown
+
+
+KINDS = {
+    "digits": Kind("scikit-learn's handwritten digits", side=8),
+    "mnist": Kind("MNIST", side=28),
+    "npz": Kind("arrays from a file", "<absolute file>"),
+    "hf": Kind("a data set of the Hugging Face hub", "<name on the hub, or absolute folder>"),
+    "folder": Kind("the hospitals' own images", "<absolute folder>"),
+    "manifest": Kind("the hospitals' own images", "<absolute folder or file>"),
+}
+
+
+def side_of(dataset: str) -> int:
+    """The pixels a side of the images of the setting `dataset`; 0 = unknown."""
+    return KINDS[dataset].side if dataset in KINDS else 0
