@@ -175,12 +175,14 @@ class ImageRules(Rules, table="images"):
     min_train_patients: TwoOrMore
     min_batch: TwoOrMore
 
-    def judge(self, settings: Settings) -> Iterator[Ruling]:
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on the images of a training step."""
+        settings = strategy.settings
         yield self.ruling("max-size", settings.image_size)
         yield self.ruling("min-batch", settings.train.batch_size)
         kept = settings.section("reservoir", ReservoirSettings)
-        if settings.learner in WITH_RESERVOIR and kept.size:  # a step also trains on these images
+        keeps = WITH_RESERVOIR & {kind.learner for kind in strategy.kinds()}
+        if keeps and kept.size:  # a step also trains on these images
             yield self.ruling("min-batch", kept.batch_size)
             yield self.ruling("min-train-patients", kept.size)
 
@@ -400,7 +402,7 @@ class Policy:
         yield from self.code.judge()
         yield from self.runs.judge(strategy)
         yield from self.figures.judge(settings)
-        yield from self.images.judge(settings)
+        yield from self.images.judge(strategy)
         yield from self.models.judge(strategy)
         yield from self.release.judge(strategy)
         yield from self.privacy.judge(strategy)

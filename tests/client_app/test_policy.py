@@ -12,6 +12,8 @@ from learning.learners import LEARNERS
 from learning.learners.plain import Learner
 from strategies.protocol.declared import keys_of
 from strategies.protocol.settings import Settings, SettingsError, defaults
+from strategies.registry import STRATEGIES
+from strategies.rwt import RWT
 
 
 def policy_of(tmp_path, text: str) -> Policy:
@@ -194,12 +196,21 @@ def test_all_mistakes_of_a_policy_are_named_at_once(tmp_path):
 
 def test_the_rules_know_which_learners_send_more_than_a_model():
     sending = {name for name, each in LEARNERS.items() if each.memory is not Learner.memory}
-    assert sending == WITH_SUMS
+    assert sending == WITH_SUMS, "WITH_SUMS (policy.py) names the learners with a `memory`"
 
 
 def test_the_rules_know_which_learners_keep_a_reservoir():
     keeping = {name for name, each in LEARNERS.items() if "reservoir" in dict(each.tables)}
-    assert keeping == WITH_RESERVOIR
+    assert keeping == WITH_RESERVOIR, "WITH_RESERVOIR (policy.py): those with the table reservoir"
+
+
+def test_the_rules_hold_for_a_method_with_a_learner_of_its_own(monkeypatch):
+    """Its reservoir is bounded like that of the setting `learner`."""
+    monkeypatch.setitem(STRATEGIES, "own", type("Own", (RWT,), {"learner": "er"}))
+    chosen = {**defaults(), "strategy": "own", "reservoir.batch-size": 2}
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check(Settings.parse(chosen))
+    assert refusal.value.rule == "images.min-batch"
 
 
 @pytest.mark.parametrize("size", ["many", b"512", 5e2])
