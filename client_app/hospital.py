@@ -24,7 +24,7 @@ from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
 from learning.cpu import prepare_cpu
 from learning.learners import LEARNERS
-from learning.learners.plain import Learner, Plain
+from learning.learners.plain import Learner
 from learning.models import Architecture
 from learning.models.preprocessing import have_unit_features, pixels_of
 from learning.randomness import use_seed
@@ -40,6 +40,7 @@ from strategies.protocol.settings import (
     rng_for,
     turn_value,
 )
+from strategies.registry import strategy_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Hospital:
     @property
     def learner(self) -> type[Learner]:
         """The learner of the run's visits."""
-        return LEARNERS.get(self.settings.learner or self.settings.strategy, Plain)
+        return LEARNERS[strategy_of(self.settings).learner]
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:

@@ -13,6 +13,8 @@ from client_app.session import session_for
 from learning.models import Architecture
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import SettingsError
+from strategies.registry import STRATEGIES
+from strategies.rwt import RWT
 from tests.fakes import context, run_config
 
 
@@ -51,6 +53,12 @@ def test_what_a_learner_keeps_counts_for_the_memory(learner, size, images):
     if learner == "rehearsal":  # half of each of 5 tasks: 0.5 · 32 · 4 images beside a batch
         config |= {"rehearsal.share": 0.5, "tasks": 5}
         assert open_hospital(context(0, 2, config)).memory_of_a_visit == (64, 512, 0)
+
+
+def test_the_learner_of_a_method_may_have_another_name(monkeypatch):
+    """Here the one of FedProx, which keeps a copy of the weights."""
+    monkeypatch.setitem(STRATEGIES, "own", type("Own", (RWT,), {"learner": "fedprox"}))
+    assert open_hospital(context(0, 2, run_config(strategy="own"))).memory_of_a_visit == (32, 0, 1)
 
 
 @pytest.mark.parametrize("end", ["", "/manifest.csv", "/"])
