@@ -281,12 +281,12 @@ def test_onnx_computes_body_and_head_on_bytes(tmp_path, head):
 
 def test_the_policy_names_the_weights_that_a_run_may_use():
     rules = Policy.read().models
-    assert rules.judge("imagenet", "").holds  # no list: all are allowed
+    assert rules.judge_weights("imagenet", "").holds  # no list: all are allowed
     listed = replace(rules, weights=["imagenet", "a" * 64])
-    assert listed.judge("imagenet", "").holds
-    assert listed.judge("/file.pt", "a" * 64).holds
-    assert listed.judge("", "").holds  # random weights
-    assert not listed.judge("/file.pt", "b" * 64).holds
+    assert listed.judge_weights("imagenet", "").holds
+    assert listed.judge_weights("/file.pt", "a" * 64).holds
+    assert listed.judge_weights("", "").holds  # random weights
+    assert not listed.judge_weights("/file.pt", "b" * 64).holds
 
 
 @pytest.mark.parametrize("freeze", ["none", "body"])
