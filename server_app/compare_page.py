@@ -10,15 +10,11 @@ from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
 from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
+from server_app.runs import METRICS
 from strategies.protocol.text import amount
 
 MOST_ROWS = 60  # rows of a picture
 SIGNED = Axis(-1, 1, (-1, -0.5, 0, 0.5, 1))
-DASHED = {
-    "accuracy": "always the most frequent class",
-    "balanced_accuracy": "always the same answer, or chance",
-    "auroc": "chance",
-}
 
 
 def page(comparison: Comparison) -> str:
@@ -52,7 +48,7 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
         for m, v in ((m, m.values(compared)) for m in methods)
     ]
     levels = sorted({f"{c:.3f}" for m in methods if isfinite(c := m.constant(compared))})
-    marked = f"{DASHED[compared.metric]}: {', '.join(levels)}" if levels else ""
+    marked = f"{METRICS[compared.metric]}: {', '.join(levels)}" if levels else ""
     axis = SIGNED if compared.signed else None
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
     differences = comparison.differences(compared)
@@ -82,7 +78,7 @@ def _curves(
         return None
     lines = [Line(name, [*curve], [*curve.values()]) for name, curve in curves.items()]
     level = float(levels[0]) if len(levels) == 1 else nan
-    return chart(f"{title}, by round", lines, level, dashed=DASHED.get(compared.metric, ""))
+    return chart(f"{title}, by round", lines, level, dashed=METRICS.get(compared.metric, ""))
 
 
 def _difference_picture(title: str, differences: Sequence[Difference]) -> Picture:

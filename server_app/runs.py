@@ -24,7 +24,12 @@ from strategies.protocol.run_config import read_config
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
 # letters of a name or a reason.
 MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
-METRICS = ("balanced_accuracy", "accuracy", "auroc")  # of an assessment
+# Metrics of an assessment, each with the answer that has its constant figure.
+METRICS = {
+    "balanced_accuracy": "always the same answer, or chance",
+    "accuracy": "always the most frequent class",
+    "auroc": "chance",
+}
 
 
 @dataclass(frozen=True)
