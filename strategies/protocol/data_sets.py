@@ -1,13 +1,10 @@
-"""The kinds of data sets: the setting `dataset` is one of their names, or begins with it and ':'.
-
-`client_app.datasets.DATASETS` has the loaders.
-"""
+"""The kinds of data sets: the setting `dataset` begins with the name of one."""
 
 from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of data set."""
+    """A kind of data set; `client_app.datasets.DATASETS` has its loader."""
 
     title: str  # its name in the title of a report
     rest: str = ""  # what follows the ':' of the setting; empty = no ':' and nothing
