@@ -237,7 +237,7 @@ class Summary:
         classes          for each class `name`, `images`, `patients`, `right` answers, `recall`,
                          its operating point `threshold`, and there its `sensitivity` and
                          `specificity` against the rest; None where nothing is reported
-        confusion        number of images by true class (rows) and predicted class
+        confusion        number of images by true class (rows) and predicted class, or None
         calibration      for each bin of the reliability plot the confidences `from` and `to`, the
                          number of `images`, their mean `confidence`, and the share `right`
     """

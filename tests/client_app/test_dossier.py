@@ -382,7 +382,7 @@ def test_nobody_else_reads_it(tmp_path):
 
 
 def test_the_page_knows_each_attack_and_what_left_nothing():
-    assert {*TRIED, CLASS_MEANS, SHADOWS} == ATTACKS.keys()
+    assert ATTACKS.keys() == {*TRIED, CLASS_MEANS, SHADOWS}, "dossier/page.py has their sentences"
     dossier = written()
     assert "too few training images or patients: b." in text_of(page(dossier, "0" * 64, ""))
     dossier["generator"] |= {"gan-epsilon": 1.0, "gan-delta": 1e-5}

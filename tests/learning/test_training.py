@@ -95,7 +95,8 @@ def test_every_learner_trains(learner):
 def test_a_learner_whose_memory_travels_is_not_averaged(name):
     model = network(OWN.get(name, "cnn"))
     learner = learner_of(LEARNERS[name or "plain"], model)
-    assert bool(learner.memory(np.random.default_rng(0))) == (name in CARRIED)
+    travels = bool(learner.memory(np.random.default_rng(0)))
+    assert travels == (name in CARRIED), "CARRIED (fedavg.py) names the learners with a `memory`"
     if name in CARRIED:
         words = f"'learner' is '{name}'; it must be one without a memory .* 'fedavg' averages"
         with pytest.raises(SettingsError, match=words):
