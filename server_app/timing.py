@@ -6,7 +6,7 @@ the start of the run; virtual seconds if the run has virtual time.
     busy of a hospital     share of the time in which it had a visit, until the last visit of the
                            run began: no visit was left to hand out then
     staleness of a model   visits of the model since its last visit at a hospital; since its first
-                           visit if it was never there
+                           visit if it was never there. Visits for one average count as one
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +34,16 @@ def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
     for event in trained:
         ends[event.round] = max(event.time, ends.get(event.round, 0.0))
     hospitals = sorted({event.hospital for event in trained})
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, dict[tuple[int, int], set[str]]] = {}
     for event in good:
-        paths.setdefault(event.lineage, []).append(event.hospital)
+        visited = paths.setdefault(event.lineage, {})
+        visited.setdefault((event.round, event.hop), set()).add(event.hospital)
     return {
         "time": [ends.get(each, nan) for each in rounds],
         "busy": _busy(trained, hospitals),
-        "staleness": {name: _staleness(paths[name], hospitals) for name in sorted(paths)},
+        "staleness": {
+            name: _staleness([*hops.values()], hospitals) for name, hops in sorted(paths.items())
+        },
     }
 
 
@@ -53,11 +56,12 @@ def _busy(visits: Sequence[Event], hospitals: Sequence[str]) -> dict[str, float]
     return {name: each / (last - first) if last > first else nan for name, each in spent.items()}
 
 
-def _staleness(path: Sequence[str], hospitals: Sequence[str]) -> Mapping[str, Any]:
+def _staleness(path: Sequence[set[str]], hospitals: Sequence[str]) -> Mapping[str, Any]:
     since = dict.fromkeys(hospitals, 0)
     means = []
     for visited in path:
-        since = {name: 0 if name == visited else visits + 1 for name, visits in since.items()}
+        since = {name: 0 if name in visited else visits + 1 for name, visits in since.items()}
         means.append(fmean(since.values()))
-    at = {name: visits if name in path else nan for name, visits in since.items()}
+    known = set().union(*path)
+    at = {name: visits if name in known else nan for name, visits in since.items()}
     return {"mean": fmean(means), "at": at}

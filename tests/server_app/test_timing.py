@@ -38,9 +38,19 @@ def test_staleness_counts_the_visits_since_a_model_was_last_at_a_hospital():
         visit("C", "a", 2, 3, "timeout"),
         visit("A", "a", 3, 4),
     ]
+    path = [replace(event, hop=hop) for hop, event in enumerate(path, 1)]
     found = measure(path, [])["staleness"]["a"]
     assert found["mean"] == pytest.approx(1.0)
     assert found["at"] == pytest.approx({"A": 0, "B": 1, "C": nan}, nan_ok=True)
+
+
+def test_the_visits_for_an_average_have_no_order():
+    """A and B train in round 1, and B alone in round 2. Means 0 and 1/2."""
+    path = [visit("A", "global", 0, 1), visit("B", "global", 0, 2)]
+    path += [visit("B", "global", 2, 3, round_=2)]
+    for events in (path, [path[1], path[0], path[2]]):
+        found = measure(events, [])["staleness"]["global"]
+        assert found == {"mean": pytest.approx(0.25), "at": {"A": 1, "B": 0}}
 
 
 def test_a_round_is_over_when_its_last_visit_is():
