@@ -25,11 +25,10 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     """
     if not summary.history["round"]:
         return {"tested": False}
-    several = len(summary.models) > 1
+    several = isfinite(summary.balanced_disagreement)  # models at one hospital
     lanes = [
         Lane(hospital, [deviation(at["balanced_mean"], at["balanced_std"])], chances[hospital])
         for hospital, at in summary.node_convergence.items()
-        if several
     ]
     agreement = plots.spans("Mean and standard deviation of all models by hospital", lanes)
     noise = max(filter(isfinite, summary.history["noise"]), default=0)

@@ -112,6 +112,17 @@ def test_a_run_that_hands_nothing_on_asks_for_no_gain():
     assert "–" not in held.partition("Results by class")[0]
 
 
+def test_models_agree_where_several_were_tested_at_a_hospital():
+    """With evaluate.cross=false each model has a test at one hospital alone."""
+    held = [
+        event
+        for event in ring(NAMES, 2)
+        if event.verb != "evaluate" or event.hospital == event.lineage
+    ]
+    for events, shown in ((ring(NAMES, 2), True), (held, False)):
+        assert ("Agreement of the models" in fake_run(events).page()) == shown
+
+
 @pytest.mark.parametrize("strategy", ["cwt", "sums"])
 def test_the_own_model_of_sums_was_not_trained_for_a_visit(strategy):
     page = fake_run(ring(("graz", "linz"), 2), strategy=strategy).page()
