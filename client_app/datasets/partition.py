@@ -13,6 +13,7 @@ import numpy as np
 from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, rng_for
+from strategies.protocol.text import amount
 
 
 def cut(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
@@ -83,8 +84,8 @@ def _classes(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
         holders = [share for i, share in enumerate(shares) if (label - i * k) % count < k]
         if not holders:
             raise DataError(
-                f"With partition-classes {k}, {hospitals} hospitals hold {hospitals * k} of the "
-                f"{count} classes, and none holds '{name}': use more hospitals or a larger value."
+                f"With partition-classes {k} and {amount(hospitals, 'hospital')}, no hospital has "
+                f"'{name}', one of {count} classes: use more hospitals or a larger value."
             )
         images = rng.permutation(np.flatnonzero(pool.labels == label))
         for share, part in zip(holders, np.array_split(images, len(holders)), strict=True):

@@ -65,7 +65,7 @@ class Strategy(ABC):
         allowed = f"fresh with strategy '{settings.strategy}', {reason}"
         require(state == "fresh" or not reason, "train.optimizer-state", state, allowed)
         fits = not settings.enrolment or self.enrols_by_plan
-        allowed = f"empty with strategy '{settings.strategy}', which hands its models on"
+        allowed = f"empty with strategy '{settings.strategy}', which has all hospitals in all tasks"
         require(fits, "enrolment", settings.enrolment, allowed)
         fits = not (settings.enrolment and settings.own_streams)
         allowed = "empty with a task-order or task-spread that gives hospitals their own tasks"

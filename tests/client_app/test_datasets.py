@@ -623,6 +623,12 @@ def test_a_hospital_with_too_few_images_is_named(npz):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
 
 
+def test_a_class_that_no_hospital_has_is_named(npz):
+    settings = replace(SETTINGS, dataset=npz, partition="classes", partition_classes=1)
+    with pytest.raises(DataError, match="With partition-classes 1 and 1 hospital, no hospital has"):
+        open_data(settings, 0, 1)
+
+
 @pytest.mark.parametrize("drawn", [{}, {"test_balanced": True}, {"test_per_class": "1"}])
 def test_a_hospital_without_an_image_is_named(drawn, tmp_path):
     """Hospitals 2 and 4 hold class 1, which has one image."""
