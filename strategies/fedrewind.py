@@ -48,19 +48,15 @@ from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
 
-BASES: dict[str, type[Strategy]] = {
-    "cwt": CWT,
-    "rwt": RWT,
-    "fedavg": FedAvg,
-    "fedspace": FedSpace,
-}
+BASES: dict[str, type[Strategy]]
+BASES = {"cwt": CWT, "rwt": RWT, "fedavg": FedAvg, "fedspace": FedSpace}
 
 
 @declare
 class RewindSettings:
     """The base, the share of epochs and the partner of the rewind leg: the keys `rewind.*`."""
 
-    base: Literal["cwt", "rwt", "fedavg", "fedspace"]
+    base: Annotated[str, condition(BASES.__contains__, f"one of {', '.join(BASES)}")]
     fraction: Annotated[Share, condition(lambda λ: λ < 0.5, "0 or more, and below 0.5")]
     partner: Literal["previous", "random"]
     batch_norm: Literal["train", "reference"]
