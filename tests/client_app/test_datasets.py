@@ -611,9 +611,8 @@ def test_hospitals_hold_images_of_the_form_that_is_asked_for(name, source, tmp_p
     "name", ["nothing", "nothing:/file", "npz", "digits:/file", "mnist:", ":", ""]
 )
 def test_unknown_data_sets_list_the_choices(name):
-    with pytest.raises(
-        DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:, folder:, manifest:"
-    ):
+    choices = ", ".join(DATASETS)
+    with pytest.raises(DataError, match=f"'{name}'. Choose one of: {choices} "):
         open_data(replace(SETTINGS, dataset=name), 0, 2)
 
 
