@@ -70,7 +70,7 @@ def check_same(
     if fingerprint != str(kept["images"]):
         raise DataError(
             "The hospital's images have changed since it joined the run. It can take part in the "
-            "next run."
+            "next run. A simulation must have as many hospitals as before."
         )
     before = json.loads(kept["settings"].item())
     for key in sorted(before.keys() | terms.keys()):

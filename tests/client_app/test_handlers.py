@@ -98,6 +98,7 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
     answer = asked("query.prepare", ["a", "b"])
     assert answer.error.code == Failure.DATA
     assert "have changed since it joined the run" in answer.error.reason
+    assert "as many hospitals as before" in answer.error.reason  # else a simulation has others
     assert asked("query.enrol", []).has_error()  # as when the run is resumed
     assert not asked("query.enrol", [], "2").has_error()
     assert not asked("query.prepare", ["a", "b"], "2").has_error()
