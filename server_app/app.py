@@ -1,6 +1,7 @@
 """The ServerApp: runs the strategy that the settings name, and has `Results` write the results."""
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
     log(INFO, "For comparison the same by %s:", settings.baseline)
     alone = {"strategy": settings.baseline, "output-dir": str(folder)} | WITHOUT
     try:
+        for part in folder.glob(f"*-{settings.baseline}"):  # of a server that was killed
+            shutil.rmtree(part)
         same = Settings.parse({**settings.run_config, **alone})
         strategy = strategy_of(same)
         results, state = Results.open(same)
