@@ -81,7 +81,8 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
     log(INFO, "For comparison the same by %s:", settings.baseline)
     alone = {"strategy": settings.baseline, "output-dir": str(folder)} | WITHOUT
     try:
-        for part in folder.glob(f"*-{settings.baseline}"):  # of a server that was killed
+        # A server that was killed left them. A folder of the user has no such name.
+        for part in folder.glob(f"????-??-??_??-??-??*-{settings.baseline}"):
             shutil.rmtree(part)
         same = Settings.parse({**settings.run_config, **alone})
         strategy = strategy_of(same)
