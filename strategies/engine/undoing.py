@@ -41,6 +41,12 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
 def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
     """The failure of the hospital that made a copy, which others refuse."""
     label, maker = run.state.shelf.label(parcel), maker_of(run, parcel)
+    advice = "Lower train.learning-rate."  # an average has no hospital to ask
+    if maker != SERVER:
+        advice = (
+            f"Lower train.learning-rate at '{maker}', or ask its operator: its own software has "
+            "not refused the model."
+        )
     return Event(
         "average" if maker == SERVER else "train",
         label.round,
@@ -49,8 +55,7 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
         label.lineage,
         Failure.USELESS.name.lower(),
         f"{join_names(sorted(by))} received the model that '{maker}' made in round {label.round} "
-        f"and refused it: {why} Lower train.learning-rate at '{maker}', or ask its operator: "
-        "its own software has not refused the model.",
+        f"and refused it: {why} {advice}",
     )
 
 

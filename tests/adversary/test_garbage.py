@@ -301,6 +301,8 @@ def test_an_average_that_is_refused_names_no_hospital():
 
     _, ledger = counted(federation(3, h2=Refusing("h2")), strategy="fedavg")
     assert failures(ledger) == {(SERVER, "useless", "average")}
+    reasons = {e.reason for e in ledger.events if e.outcome == "useless"}
+    assert all(reason.endswith(" Lower train.learning-rate.") for reason in reasons)
     assert len([e for e in ledger.of("train") if e.round == 3 and e.outcome == "ok"]) == 3
 
 
