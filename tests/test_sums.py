@@ -239,7 +239,8 @@ def test_noise_is_drawn_once_in_a_run_and_counted(tmp_path):
     again, _, _ = federate(tmp_path / "again", **{**noised, "num_server_rounds": 1})
     assert equal(total(state), total(again))  # the second ring has the noise of the first
     spent = [e.metrics.get("epsilon-spent") for e in ledger.of("train")]
-    assert [each for each in spent if each] == [pytest.approx(1.0, abs=1e-3)] * 3
+    # At the second ring, too: a server that was killed may have lost the first answer.
+    assert [each for each in spent if each] == [pytest.approx(1.0, abs=1e-3)] * 6
     exact, _, _ = federate(tmp_path / "exact", sums__kappa=0)
     off = (total(state).seconds - total(exact).seconds).double().std() / 2**24
     assert off > 5  # three hospitals' noise of 3.7 sensitivities each, over 0.56

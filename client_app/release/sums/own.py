@@ -35,6 +35,7 @@ from strategies.protocol.settings import rng_for
 from strategies.protocol.sums import SumsSettings
 
 FILE = "sums.jsonl"  # the sums that left, and the attacks on them, in the run's folder
+SPENT = "epsilon-spent"  # the figure of the privacy account
 
 
 def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Generator) -> Images:
@@ -64,27 +65,27 @@ class OwnSums:
         return replace(training_images(self.hospital.data, self.settings, self._signs), factor=1)
 
     def release(self) -> dict[str, float]:
-        """Prepare the sums of the task, unless they are kept; the figures of this.
+        """Prepare the sums of the task, unless they are kept; the figures of their release.
 
         Raises:
             PolicyError: They may not leave.
             SettingsError: δ is too large for the number of patients.
         """
-        if f"{self.request.order.task}" in self.run.names("sums"):
-            return {}
-        exact, figures = self.images.sums(), dict[str, float]()
-        large = exact.select(self._large_classes)
-        sent = large
-        if self.settings.epsilon:
-            noise, figures = self._draw(large)
-            sent = large + noise
-        if self.hospital.policy:
-            self._attack(sent, large)
-        kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
-        kept["images"] = np.array(len(self.images.labels))
-        self.run.save(f"sums/{self.request.order.task}", {**sent.arrays(), **kept})
-        self.run.discard(self._noise)
-        return figures
+        place = f"sums/{self.request.order.task}"
+        if not (kept := self.run.load(place)):
+            exact = self.images.sums()
+            sent = large = exact.select(self._large_classes)
+            kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
+            kept["images"] = np.array(len(self.images.labels))
+            if self.settings.epsilon:
+                noise, kept[SPENT] = self._draw(large)
+                sent = large + noise
+            if self.hospital.policy:
+                self._attack(sent, large)
+            self.run.save(place, {**sent.arrays(), **kept})
+            self.run.discard(self._noise)
+        # Also at a repeated visit: a server that was killed has lost the first answer.
+        return {SPENT: float(kept[SPENT])} if SPENT in kept else {}
 
     def load_kept(self) -> tuple[Sums, Sums]:
         """The sums of all tasks so far, times the factor: as they leave, and exact."""
@@ -173,24 +174,25 @@ class OwnSums:
     def _noise(self) -> str:
         return f"noise/{self.request.order.task}"
 
-    def _draw(self, like: Sums) -> tuple[Sums, dict[str, float]]:
-        """The noise of the task's sums, and the figures of the account once it is drawn.
+    def _draw(self, like: Sums) -> tuple[Sums, NDArray[Any]]:
+        """The noise of the task's sums, and ε of all releases when it was drawn.
 
         It is kept until the sums may leave. So sums that the attack refuses are not drawn again
         until they pass, and cost their ε once.
         """
         if kept := self.run.load(self._noise):
-            return Sums.from_arrays(kept), {}
+            total = kept.pop(SPENT)
+            return Sums.from_arrays(kept), total
         hospital, order, delta = self.hospital, self.request.order, self.settings.delta
         require_delta("sums.delta", delta, self.images.patients)
         multiplier = noise_for(self.settings.epsilon, delta)
         spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
-        total = self.request.spend(spent, delta)
+        total = np.array(self.request.spend(spent, delta))
         known = rng_for(hospital.settings.seed, "sums", order.task, hospital=hospital.name)
         normal = secure_normal if hospital.policy else known.standard_normal
         noise = random_noise(like, multiplier, normal)
-        self.run.save(self._noise, noise.arrays())
-        return noise, {"epsilon-spent": total}
+        self.run.save(self._noise, {**noise.arrays(), SPENT: total})
+        return noise, total
 
 
 def _add(kept: Iterable[Mapping[str, NDArray[Any]]], start: str = "") -> Sums:
