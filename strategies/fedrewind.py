@@ -48,8 +48,12 @@ from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
 
-BASES: dict[str, type[Strategy]]
-BASES = {"cwt": CWT, "rwt": RWT, "fedavg": FedAvg, "fedspace": FedSpace}
+BASES: dict[str, type[Strategy]] = {
+    "cwt": CWT,
+    "rwt": RWT,
+    "fedavg": FedAvg,
+    "fedspace": FedSpace,
+}
 
 
 @declare
