@@ -1,6 +1,7 @@
 """Rings of sums of features at real hospitals: totals, classifiers, and what stays at home."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from client_app.store import Store
 from gan.noised_moments import secure_normal
 from learning.closed_form import RIDGES, solve
 from learning.intervals import Estimate
+from learning.models import Architecture
+from learning.suited import check_suited
 from learning.sums import Images, Sums, compute_sums
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
@@ -279,6 +282,14 @@ def test_a_classifier_knows_the_noise_of_its_totals(tmp_path, monkeypatch, epsil
 def test_settings_that_do_not_fit_are_refused(key, changes):
     with pytest.raises(SettingsError, match=f"'{key}'"):
         strategy_of(Settings.parse(run_config(**{**CHOSEN, **changes})))
+
+
+def test_projections_are_not_more_than_the_features():
+    head = Architecture("cnn", 1, 8, 8, 3).head(16)
+    for dimensions, fits in ((0, True), (16, True), (17, False)):
+        chosen = Settings.parse(run_config(**{**CHOSEN, "sums__dimensions": dimensions}))
+        with nullcontext() if fits else pytest.raises(SettingsError, match="16 or less"):
+            check_suited("sums", head, chosen)
 
 
 @pytest.mark.slow
