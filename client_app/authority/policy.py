@@ -161,8 +161,8 @@ class RunRules(Rules, table="runs"):
         yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
         yield self.ruling("max-rounds", settings.num_server_rounds)
         yield self.ruling("max-epochs", epochs)
-        longest = max(settings.hop_timeout, settings.prepare_timeout)  # seconds
-        yield self.ruling("max-hours", longest / 3600)
+        seconds = max(settings.hop_timeout, settings.prepare_timeout)
+        yield self.ruling("max-hours", seconds / 3600)
 
 
 @declare
@@ -252,9 +252,9 @@ class ReleaseRules(Rules, table="release"):
         if gan.method == "stylegan2-ada":
             if (averaged := gan.least_averaged) is not None:
                 yield self.ruling("min-averaged", min(averaged, check.min_class_images))
-            yield self.ruling("min-privacy-weight", gan.privacy_weight)
-            allowed = "a buffer without it" if without else "a privacy-weight above 0"
             weight = gan.privacy_weight
+            yield self.ruling("min-privacy-weight", weight)
+            allowed = "a buffer without it" if without else "a privacy-weight above 0"
             fits = weight > 0 or without
             yield Ruling("release.allow-without-privacy", allowed, weight, fits)
             trained = choose_preset(gan.preset, gan.iterations).most_iterations

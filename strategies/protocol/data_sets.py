@@ -6,9 +6,9 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     """A kind of data set; `client_app.datasets.DATASETS` has its loader."""
 
-    title: str  # its name in the title of a report
-    rest: str = ""  # what follows the ':' of the setting; empty = no ':' and nothing
-    side: int = 0  # pixels a side of its images, which are grey and name no site; 0 = unknown
+    title: str  # name in the title of a report
+    rest: str = ""  # the part of the setting after the ':'; empty = the setting has no ':'
+    side: int = 0  # pixels a side of images, which are grey and name no site; 0 = unknown
 
 
 KINDS = {
