@@ -1,4 +1,4 @@
-"""Centralised training: one model on the images of all hospitals, for comparison only.
+"""Centralised training: one model on the real or synthetic images of all hospitals, to compare.
 
 The baselines of FedER (arXiv:2206.10048, Table II). `centralized.data` chooses one:
 

@@ -1,4 +1,4 @@
-"""FedER: each hand-off brings a model with synthetic images, which the receiver replays.
+"""FedER: hospitals hand on synthetic images, by default with a model; the receiver replays them.
 
 Pennisi et al., "FedER: Federated Learning through Experience Replay and Privacy-Preserving Data
 Synthesis", arXiv:2206.10048, Algorithm 1. Before the first round hospital j trains a GAN on its

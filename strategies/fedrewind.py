@@ -1,4 +1,4 @@
-"""FedRewind: during every visit a model goes back to its previous hospital for some epochs.
+"""FedRewind: during a visit a model may go back to its previous hospital for some epochs.
 
 Palazzo et al., "FedRewind: Rewinding Continual Model Exchange for Decentralized Federated
 Learning", arXiv:2411.09842; thesis, section 4.2. It changes the visits of another method, its base.
