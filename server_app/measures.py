@@ -67,11 +67,22 @@ class RoundEvents:
 
     @cached_property
     def versions(self) -> dict[Version, dict[str, Metrics]]:
-        """The tests of each version of a model by hospital, in order; earlier versions first."""
+        """The tests of each version of a model by hospital, in order; earlier versions first.
+
+        If a hospital cannot test the copy before an undone one, its figures of the undone one do
+        not count either: both copies may have the same hop.
+        """
         found: dict[Version, dict[str, Metrics]] = {}
+        undone: set[Version] = set()
         for event in self.events:
             if _is_test(event):
                 found.setdefault(_version(event), {})[event.hospital] = event.metrics
+            elif is_undoing(event):
+                undone |= {v for v in found if (v.lineage, v.hop) == (event.lineage, event.hop)}
+            elif event.verb == "evaluate":
+                for version in undone:
+                    if event.lineage in ("", version.lineage):
+                        found[version].pop(event.hospital, None)
         return {version: dict(sorted(found[version].items())) for version in sorted(found)}
 
     @cached_property

@@ -218,6 +218,18 @@ def test_an_undone_model_that_is_not_tested_again_keeps_its_figures():
         assert tests.keys() == {("m", "A"), *(("m", event.hospital) for event in after)}
 
 
+@pytest.mark.parametrize("lineage", ["m", ""])
+@pytest.mark.parametrize("hop", [1, 2])
+def test_who_cannot_test_the_copy_before_has_no_figures_of_the_undone_one(lineage, hop):
+    """Both copies may have the same hop. An absence (no lineage) is about all models."""
+    others = evaluated(2, "other", "A", 0.4)
+    *before, _, again = undone_in_round(2, hop=hop)
+    fails = Event("evaluate", 2, 1, "A", lineage, "gone")
+    tests = measure_round(2, [others, *before, fails, again], cross=True).tests
+    found = {pair: test["accuracy"] for pair, test in tests.items()}
+    assert found == {("other", "A"): 0.4, ("m", "B"): 0.9}
+
+
 def test_an_undone_visit_of_another_round_undoes_no_version_of_this_one(serial):
     undone = Event("train", 1, 2, "B", "global", "useless")
     events = [undone, *(event for event in serial if event.round == 2)]
