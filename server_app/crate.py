@@ -54,8 +54,10 @@ def write_run_crate(folder: Path) -> Path:
         ) from error
     files = files_below(folder)
     events = [event for event, _ in read_events(folder / LOG)]
-    if participants(events) != summary.hospitals:
-        raise CrateError(f"summary.json and {LOG} in {folder} are not of one run.")
+    sent, received = (sum(e.bytes_sent for e in events), sum(e.bytes_received for e in events))
+    told = (summary.hospitals, summary.bytes_sent, summary.bytes_received)
+    if told != (participants(events), sent, received):
+        raise CrateError(f"summary.json and {LOG} in {folder} are not of one run, or one was cut.")
     models = {each: _label(folder / each) for each in files if Path(each).match(MODELS)}
     now = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -99,14 +101,15 @@ def _contents(
     else:
         signed = "Whether the hospitals were real is not recorded."
     who = join_names(summary.hospitals) if summary.hospitals else "no hospital"
+    name = folder.resolve().name  # the folder may be given as "."
     text = (
         f"Training by {who} with the method {summary.strategy}. {signed} The results of a "
         "hospital's checks on its models are in the hospital's ledger, not in this folder."
     )
     return Contents(
-        name=folder.name,
+        name=name,
         description=text,
-        action=f"Run {folder.name}: {amount(summary.rounds, 'round')} of {summary.strategy}",
+        action=f"Run {name}: {amount(summary.rounds, 'round')} of {summary.strategy}",
         status="Failed" if summary.status == "failed" else "Completed",
         error=summary.error,
         began=summary.began,

@@ -9,12 +9,14 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.engine.events import LOG, read_events
+from strategies.protocol.archive import ArchiveError
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import strategy_of
 
+LONGEST = 300  # letters of a reason: settings of another version may lack a hundred keys
 COUNTS = {
     "num-train": "train",
     "num-test": "test",
@@ -48,14 +50,22 @@ def export(result: Path, lineage: str, to: Path) -> Path:
         raise SettingsError(
             f"The run has no model '{lineage}' in {path.parent}; choose one of {', '.join(there)}."
         )
-    parcel = load(path)
-    label = check_parcel(parcel)
+    try:
+        parcel = load(path)
+        label = check_parcel(parcel)
+    except (ArchiveError, ParcelError) as error:
+        raise ParcelError(f"{path} is damaged: {error}") from error
     if is_sealed(parcel.array_records["model"]):
         raise ParcelError(
             "The models of this run are sealed: only its hospitals can open them, with "
             "`fedhandoff open`."
         )
-    settings = Settings.parse(read_config(result / "config.toml"))
+    config = result / "config.toml"
+    try:
+        settings = Settings.parse(read_config(config))
+    except SettingsError as error:
+        text = f"{config} is damaged, or of another version ({error!s:.{LONGEST}})."
+        raise SettingsError(text) from error
     if settings.strategy == "fedbn":
         raise ParcelError(
             "The models of fedbn are not complete here: BatchNorm layers stay at the hospitals. "
@@ -64,7 +74,7 @@ def export(result: Path, lineage: str, to: Path) -> Path:
     images, tested = _counts_and_figures(result / LOG, label)
     if strategy_of(settings).keeps_layers:
         tested = {}  # each hospital tested its own classifier for home
-    manifest = ModelManifest.from_label(label, settings, result.name, images, tested)
+    manifest = ModelManifest.from_label(label, settings, result.resolve().name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     network = whole_network(network, Architecture.from_json(label.architecture), settings)
     (save_onnx if to.suffix == ONNX else save_model)(to, network, manifest)
@@ -96,7 +106,8 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
             if event.lineage == label.lineage:  # hospitals have tested an older model
                 tested = {}
         version = (event.lineage, event.hop, event.epochs)
-        newest = version == (label.lineage, label.hop, label.epochs)
+        # A log that was cut has tests of an older copy, which may have the same hop.
+        newest = version == (label.lineage, label.hop, label.epochs) and event.round >= label.round
         if event.verb == "evaluate" and newest:
             tested[event.hospital] = {
                 key: value for key, value in figures.items() if not key.startswith("seconds-")

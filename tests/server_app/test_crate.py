@@ -210,6 +210,11 @@ def other_events(folder):
     (folder / "metrics.jsonl").write_text("")
 
 
+def cut_events(folder):
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().rpartition('{"verb":"train"')[0])
+
+
 def other_model(folder):
     """Its label has the hash of the model before."""
     path = folder / "parcels" / "A.npz"
@@ -250,6 +255,7 @@ def unknown_images(folder):
         (under_way, "is under way: wait for its end."),
         (unfinished, "has no summary.json: it is no result directory, or its run has not ended"),
         (other_events, "are not of one run"),
+        (cut_events, "are not of one run, or one was cut."),
         (other_model, "A.npz is not the model that the run left"),
         (no_model, "A.npz is not the model that the run left"),
         (a_link, "more.txt is no ordinary file: remove it."),
@@ -262,6 +268,14 @@ def test_a_folder_that_is_no_such_run_is_refused_in_one_line(folder, capsys, cha
     assert words in said
     assert said.count("\n") == 1
     assert not (folder / "ro-crate-metadata.json").exists()
+
+
+def test_a_crate_has_the_name_of_the_folder_that_one_is_in(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert command(".", capsys) == (0, "ro-crate-metadata.json\n")
+    crate = rocrate.ROCrate(folder)
+    assert crate.root_dataset["name"] == folder.name
+    assert one(crate, "#action")["name"].startswith(f"Run {folder.name}: ")
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,34 @@ def test_figures_of_a_copy_that_was_undone_are_not_those_of_the_copy_before(resu
     assert manifest.tested == {"linz": {"accuracy": 0.7}}
 
 
+def test_figures_of_an_older_copy_in_a_log_that_was_cut_are_not_those_of_the_model(
+    result, call, tmp_path
+):
+    path, _ = result
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_bytes(b"".join(lines[:4]))  # up to the tests of round 1
+    call("graz", "--result", path, "--to", tmp_path / "graz.safetensors")
+    assert read_manifest(tmp_path / "graz.safetensors").tested == {}
+
+
+def test_a_model_has_the_name_of_the_run_in_whose_folder_one_is(
+    result, call, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(result[0])
+    call("graz", "--result", ".", "--to", tmp_path / "graz.safetensors")
+    assert read_manifest(tmp_path / "graz.safetensors").run == result[0].name
+
+
+@pytest.mark.parametrize("file", ["parcels/graz.npz", "config.toml"])
+def test_a_file_that_was_cut_is_named(file, result, call, tmp_path):
+    path = result[0] / file
+    path.write_bytes(path.read_bytes()[: 60 if file == "config.toml" else 1000])
+    path.write_bytes(path.read_bytes().rpartition(b"\n")[0])  # in TOML whole lines
+    said = call("graz", "--result", result[0], "--to", tmp_path / "x.safetensors")
+    assert f"fedhandoff export: {path} is damaged" in said
+    assert len(said) < 600
+
+
 def test_an_unknown_model_is_refused_with_those_that_are_there(result, call, tmp_path):
     said = call("../x", "--result", result[0], "--to", tmp_path / "x.safetensors")
     assert re.search(r"no model '\.\./x' in .*; choose one of graz\.", said)
