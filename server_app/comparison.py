@@ -294,7 +294,8 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
         one, other = a.runs[repeat], b.runs[repeat]
         ours, theirs = _figures(column, (one, other), hospital)
         if isfinite(ours - theirs) and _have_same_images(one, other):
-            found.setdefault(repeat[0], []).append(ours - theirs)
+            # Equal means of different numbers may differ in their last bit.
+            found.setdefault(repeat[0], []).append(round(ours - theirs, 12))
     return {seed: fmean(folds) for seed, folds in found.items()}
 
 
@@ -321,7 +322,7 @@ def compare(places: Iterable[Path]) -> Comparison:
         group = groups.setdefault((*sorted(facts.items()), *run.hospitals), {})
         repeat = run.settings["seed"], run.settings["fold"]
         if older := group.get(repeat):
-            reason = f"has the settings and seed of {run.path}, which is newer"
+            reason = f"has the settings and seed of {run.path}, which is compared in its place"
             left_out.append(LeftOut(older.path, reason))
         group[repeat] = run
     hospitals = {name for run in runs for name in run.hospitals}
@@ -366,7 +367,7 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
         for key in facts
         if key not in ("code", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
-    return ", ".join([_shorten(facts["strategy"]) or "unknown strategy", *parts])
+    return ", ".join([_shorten(facts["strategy"]), *parts])
 
 
 def _shorten(value: Any) -> str:

@@ -95,8 +95,10 @@ class _NotCompletedError(ValueError):
 
 
 def _read(path: Path) -> CompletedRun:
-    settings = {"strategy": "", "seed": 0, "fold": 0, **read_config(path / "config.toml")}
+    settings = {"fold": 0, **read_config(path / "config.toml")}
     for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
+        if key not in settings:
+            raise FileError(f"its config.toml has no {key}: it was cut, or is of no run")
         if type(settings[key]) is not wanted:
             raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
     settings["visits"] = _note(path / "visits") or "all"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
+from statistics import fmean
 from typing import Any
 
 from pages.figures import Assessment, is_noised, mean_over_hospitals, number, percent, size
@@ -53,7 +54,7 @@ def mean_chance(rows: Iterable[Assessment]) -> float:
     Where one class is tested, the constant answer is always right.
     """
     known = [1 / count for row in rows if (count := len(tested_classes(row)))]
-    return sum(known) / len(known) if known else nan
+    return fmean(known) if known else nan  # exact: it is compared with means of figures
 
 
 def tested_classes(row: Assessment) -> list[Any]:

@@ -16,6 +16,7 @@ from pydantic_core import to_json
 
 from cli import main
 from pages.verdicts.methods import count_pairs
+from pages.verdicts.model import mean_chance
 from server_app.compare import HEADER, WIDTH, records, text
 from server_app.compare_page import page
 from server_app.comparison import COLUMNS, COSTS, MORE, Difference, compare
@@ -127,6 +128,20 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
 def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, study):
     methods = compare([study]).methods
     assert Difference(methods[0], methods[4], by_seed).cells[-1] == words
+
+
+def test_equal_means_of_different_numbers_are_no_difference(tmp_path):
+    """0.05 + 0.1 is 0.15000000000000002; so the means differ in their last bit, at every seed."""
+    for seed in range(3):
+        write_run(tmp_path / "cwt" / f"{seed}", "cwt", seed, (0.55, 0.55))
+        write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (0.55, 0.55))
+        for name, value in (("cwt", 0.15), ("rwt", 0.05 + 0.1)):
+            path = tmp_path / name / f"{seed}" / "summary.json"
+            told = json.loads(path.read_text())
+            path.write_text(json.dumps({**told, BALANCED.name: value}))
+    assert 0.05 + 0.1 > 0.15
+    difference = pair(compare([tmp_path]), ["cwt", "rwt"])
+    assert difference.cells[2:] == ["+0.000 (+0.000 to +0.000)", "no difference shown"]
 
 
 def test_methods_with_equal_shortened_values_have_names_of_their_own(tmp_path):
@@ -272,6 +287,8 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     (broken / "summary.json").write_text('{"status": ')
     bare = write_run(study / "bare", "cwt", 11)
     (bare / "config.toml").unlink()
+    cut = write_run(study / "cut", "cwt", 12)
+    (cut / "config.toml").write_text("strategy = 'cwt'")
     write_run(study / "cwt" / "0-again", "cwt", 0, (0.1, 0.1))
     (tmp_path / "empty").mkdir()
     places = [study, tmp_path / "empty", tmp_path / "nowhere", study / "cwt"]
@@ -288,8 +305,10 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert reasons["broken"].startswith(f"cannot be read ({broken}/summary.json is damaged")
     assert "config.toml" in reasons["bare"]
     assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is no folder")
-    assert reasons["0"].startswith("has the settings and seed of ")
-    assert len(comparison.left_out) == 8
+    assert "config.toml has no seed" in reasons["cut"]
+    again = study / "cwt" / "0-again"
+    assert reasons["0"] == f"has the settings and seed of {again}, which is compared in its place"
+    assert len(comparison.left_out) == 9
     assert comparison.methods[0].values(BALANCED)[0] == pytest.approx(0.1)
     assert all(each.reason in text(comparison) for each in comparison.left_out)
     assert find([study / "cwt", study / "cwt" / "1"])[1] == []
@@ -370,6 +389,13 @@ def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
     shown = page(comparison)
     assert "always the same answer, or chance: 0.500" in shown
     assert "always the most frequent class: 0.90" in shown
+
+
+@pytest.mark.parametrize(("classes", "hospitals"), [(3, 4), (7, 5), (10, 3)])
+def test_a_constant_answer_is_not_above_a_constant_answer(classes, hospitals):
+    """Rounded after each addition, the mean of so many equal numbers is less than each of them."""
+    row = {"classes": [{"images": 5}] * classes}
+    assert mean_chance([row] * hospitals**2) == 1 / classes
 
 
 def test_many_comparisons_at_once_are_named(study, monkeypatch):
