@@ -32,11 +32,9 @@ from strategies.engine.strategy import RunError, Strategy, commonest
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import Count, declare
+from strategies.protocol.learners import WITH_MEMORY
 from strategies.protocol.parcel import layout_of, pack
 from strategies.protocol.settings import Settings, require, rng_for
-
-# Learners whose memory travels with a model and has no average (`Learner.memory`).
-CARRIED = frozenset({"icarl", "mah", "twf"})
 
 
 @declare
@@ -60,7 +58,7 @@ class FedAvg(Strategy):
             f"one without a memory that travels, since strategy '{settings.strategy}' averages "
             "models: for this learner choose standalone, or a strategy that hands models on (rwt)"
         )
-        require(settings.learner not in CARRIED, "learner", settings.learner, allowed)
+        require(settings.learner not in WITH_MEMORY, "learner", settings.learner, allowed)
         one = len({name.strip() for name in settings.model.split(",")}) == 1
         allowed = f"one network, since strategy '{settings.strategy}' averages models"
         require(one, "model", settings.model, allowed)

@@ -1,10 +1,9 @@
 """The limits of `train.freeze = "body"`: settings that need images, and not their features."""
 
 from strategies.engine.strategy import Strategy
+from strategies.protocol.learners import NEED_IMAGES
 from strategies.protocol.settings import require
 
-# Learners that need layers, rotated images or a saliency of images.
-NEED_IMAGES = {"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"}
 GANS = ("class-gaussians", "dp-mean-embedding")  # values of `gan.method` for features
 
 

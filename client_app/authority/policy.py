@@ -35,18 +35,13 @@ from strategies.protocol.declared import (
 )
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import parse_toml, read_by_hand, reason_of, write_new
+from strategies.protocol.learners import WITH_MEMORY, WITH_RESERVOIR
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
 from strategies.protocol.sums import SumsSettings
 from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
-# Learners that also send means of features or sums of gradients, without noise.
-WITH_SUMS = frozenset({"cwc", "fedspace", "icarl", "mah", "twf"})
-# Learners that train on kept images: `reservoir.*`.
-WITH_RESERVOIR = frozenset(
-    {"agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "mah", "ser", "twf"}
-)
 
 
 class PolicyError(ValueError):
@@ -322,7 +317,7 @@ class PrivacyRules(Rules, table="privacy"):
             fits = guaranteed or not strategy.buffer_size
             yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
         if "sums" in self.require:
-            exact = WITH_SUMS if sums.epsilon else {*WITH_SUMS, "sums"}
+            exact = WITH_MEMORY if sums.epsilon else {*WITH_MEMORY, "sums"}
             allowed, asked = f"none of {', '.join(sorted(exact))}", ", ".join(sorted(learners))
             yield Ruling("privacy.require", allowed, asked, not learners & exact)
         guarantees = [(gan.epsilon, gan.delta)] * guaranteed

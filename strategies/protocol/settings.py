@@ -44,6 +44,7 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
+from strategies.protocol.learners import Other, Replaying
 from strategies.protocol.redaction import redact
 
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut`: a task is a set of classes
@@ -112,10 +113,6 @@ def _are_seconds(text: str) -> bool:
 
 
 _KSalsa = Literal["k-salsa", "k-salsa-blind", "k-salsa-plan", "k-salsa-blind-plan"]
-_Replaying = Literal[
-    "agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "rehearsal"
-]  # values of `learner`
-_Other = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
 _Augment = Literal["none", "flip", "flip-rotate", "crop-flip", "crop-flip-cutout", "affine-colour"]
 _CROSS = "true or false, or 'sample:' and a number of 2 or more"
 _SECONDS = "numbers above 0, separated by commas, such as '1,1,20', or empty"
@@ -315,7 +312,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", _Replaying, _Other]
+    learner: Literal["", Replaying, Other]
     enrolment: str
     resume: _OptionalPlace
     min_hospitals: OneOrMore

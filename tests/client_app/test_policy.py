@@ -6,11 +6,12 @@ from cli import main
 from client_app.authority.identity import Identity
 from client_app.authority.members import add_member
 from client_app.authority.node_config import OwnError
-from client_app.authority.policy import DEFAULTS, WITH_RESERVOIR, WITH_SUMS, Policy, PolicyError
+from client_app.authority.policy import DEFAULTS, Policy, PolicyError
 from deploy.own_file import write_own
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
 from strategies.protocol.declared import keys_of
+from strategies.protocol.learners import WITH_MEMORY, WITH_RESERVOIR
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
@@ -196,12 +197,12 @@ def test_all_mistakes_of_a_policy_are_named_at_once(tmp_path):
 
 def test_the_rules_know_which_learners_send_more_than_a_model():
     sending = {name for name, each in LEARNERS.items() if each.memory is not Learner.memory}
-    assert sending == WITH_SUMS, "WITH_SUMS (policy.py) names the learners with a `memory`"
+    assert sending == WITH_MEMORY, "WITH_MEMORY names the learners with a `memory`"
 
 
 def test_the_rules_know_which_learners_keep_a_reservoir():
     keeping = {name for name, each in LEARNERS.items() if "reservoir" in dict(each.tables)}
-    assert keeping == WITH_RESERVOIR, "WITH_RESERVOIR (policy.py): those with the table reservoir"
+    assert keeping == WITH_RESERVOIR, "WITH_RESERVOIR names those with the table reservoir"
 
 
 def test_the_rules_hold_for_a_method_with_a_learner_of_its_own(monkeypatch):

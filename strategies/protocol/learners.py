@@ -1,0 +1,16 @@
+"""Facts of learners (learning/learners), by name, for code that must not import torch."""
+
+from typing import Literal
+
+# The values of the setting `learner`.
+Replaying = Literal["agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "rehearsal"]
+Other = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
+# A memory travels with the model: means of features or sums of gradients, without noise. It has no
+# average.
+WITH_MEMORY = frozenset({"cwc", "fedspace", "icarl", "mah", "twf"})
+# Visits train on kept images: `reservoir.*`.
+WITH_RESERVOIR = frozenset(
+    {"agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "mah", "ser", "twf"}
+)
+# Visits need layers, rotated images or a saliency of images, and so cannot train on features.
+NEED_IMAGES = frozenset({"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"})
