@@ -32,9 +32,6 @@ from warm.workers import Workers
 # Ray warns of a changed default that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 
-# Strategies without a baseline: they have no hand-off. With sums each hospital tests the classifier
-# of its own sums, and a head that trains for one round is no fair comparison.
-NO_BASELINE = ("standalone", "centralized", "sums")
 # Settings that a baseline run switches off.
 WITHOUT = {
     **dict.fromkeys(("baseline", "tracking", "resume", "enrolment", "async.replay"), ""),
@@ -76,7 +73,7 @@ def main(grid: Grid, context: Context) -> None:
 def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | None:
     """Repeat the run with the method `baseline`, in `folder`; None without one, or if it fails."""
     courier = Courier(grid)
-    if not (courier.simulates and settings.baseline) or settings.strategy in NO_BASELINE:
+    if not (courier.simulates and settings.baseline and strategy_of(settings).has_baseline):
         return None
     log(INFO, "For comparison the same by %s:", settings.baseline)
     alone = {"strategy": settings.baseline, "output-dir": str(folder)} | WITHOUT

@@ -37,6 +37,7 @@ class Centralized(CWTSerial):
 
     learner = "centralized"
     tests_every_visit = False
+    has_baseline = False
     needs_rounds = "one hospital trains its one model"
 
     def __init__(self, settings: Settings) -> None:

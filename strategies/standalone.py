@@ -16,6 +16,7 @@ from strategies.engine.visit import Visit
 class Standalone(Strategy):
     """Each model stays at its own hospital."""
 
+    has_baseline = False
     needs_rounds = "it hands nothing on, so no hospital waits for a model"
 
     def plan(self, state: State) -> list[Visit]:

@@ -51,6 +51,8 @@ class Strategy(ABC):
     # The reason why no optimizer's state travels with its models, for an error; empty if it can
     needs_fresh_optimizer = ""
     enrols_by_plan = False  # whether hospitals may join and leave by the plan `enrolment`
+    # Whether a run is compared with a `baseline`, in which nothing is handed on
+    has_baseline = True
     # The reason why its models must move in rounds, for an error. Methods without such a reason are
     # `HandsOn`.
     needs_rounds = "its models move in rounds"
