@@ -1,6 +1,7 @@
 """The options --hospital and --server: a folder whose file has the defaults of other options."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,25 +74,16 @@ def _consortium(context: typer.Context, chosen: Path) -> Path:
     return folder
 
 
-Hospital = Annotated[
-    Path,
-    typer.Option(
+def _folder_option(whose: str, find: Callable[[typer.Context, Path], Path], default: str) -> Any:
+    return typer.Option(
         is_eager=True,
         click_type=NameOrPath(),
-        callback=_hospital_folder,
-        help="The hospital: a name below ~/fedhandoff, or a folder. Its hospital.toml has the "
+        callback=find,
+        help=f"The {whose}: a name below ~/fedhandoff, or a folder. Its {whose}.toml has the "
         "defaults of the other options.",
-        show_default="the folder that you are in",
-    ),
-]
-Server = Annotated[
-    Path,
-    typer.Option(
-        is_eager=True,
-        click_type=NameOrPath(),
-        callback=_consortium,
-        help="The server: a name below ~/fedhandoff, or a folder. Its server.toml has the defaults "
-        "of the other options.",
-        show_default="the folder that you are in, or ~/fedhandoff/server",
-    ),
-]
+        show_default=f"the folder that you are in{default}",
+    )
+
+
+Hospital = Annotated[Path, _folder_option("hospital", _hospital_folder, "")]
+Server = Annotated[Path, _folder_option("server", _consortium, ", or ~/fedhandoff/server")]
