@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 WIDTH = 16  # channels of the decoder
 COMPARED = ("sim", "sai", "lsm")  # schemes of Fig. 2.8
-RESNET18_WIDTHS = (64, 64, 128, 256, 512)
 
 
 class Decoder(nn.Module):
@@ -154,29 +153,21 @@ class SaliencyNetwork(nn.Module):
         return c if apart else c * features[point]
 
 
-def ser_cnn(architecture: "Architecture", scheme: str = "") -> nn.Module:
-    """The network with two `cnn`."""
-    return SaliencyNetwork(architecture, cnn, CNN_WIDTHS, scheme)
+def _resnet18(architecture: "Architecture") -> nn.Module:
+    from learning.models.torchvision_model import torchvision_model
+
+    return torchvision_model(replace(architecture, name="resnet18"))
 
 
-def ser_resnet18(architecture: "Architecture", scheme: str = "") -> nn.Module:
-    """The network with two of torchvision's ResNet-18."""
-
-    def resnet18(architecture: "Architecture") -> nn.Module:
-        from learning.models.torchvision_model import torchvision_model
-
-        return torchvision_model(replace(architecture, name="resnet18"))
-
-    return SaliencyNetwork(architecture, resnet18, RESNET18_WIDTHS, scheme)
-
-
+_CNN = partial(SaliencyNetwork, backbone=cnn, widths=CNN_WIDTHS)
+_RESNET18 = partial(SaliencyNetwork, backbone=_resnet18, widths=(64, 64, 128, 256, 512))
 SER_NETWORKS: dict[str, Callable[["Architecture"], nn.Module]] = {
-    "ser-cnn": ser_cnn,
-    "ser-resnet18": ser_resnet18,
-    **{f"ser-cnn-{scheme}": partial(ser_cnn, scheme=scheme) for scheme in ("1110", *COMPARED)},
+    "ser-cnn": _CNN,
+    "ser-resnet18": _RESNET18,
+    **{f"ser-cnn-{each}": partial(_CNN, scheme=each) for each in ("1110", *COMPARED)},
     **{
-        f"ser-resnet18-{scheme}": partial(ser_resnet18, scheme=scheme)
-        for scheme in ("11100", "11110", *COMPARED)
+        f"ser-resnet18-{each}": partial(_RESNET18, scheme=each)
+        for each in ("11100", "11110", *COMPARED)
     },
 }
 
