@@ -325,7 +325,7 @@ def _answer_fields(answer: Message) -> dict[str, Any]:
     if answer.has_error():
         error = answer.error
         rule = {"rule": error.rule} if isinstance(error, Failed) and error.rule else {}
-        kind = Failure(error.code).name.lower()
+        kind = Failure(error.code).outcome
         return {"failure": {"class": kind, "reason": error.reason, **rule}}
     records: list[dict[str, Any]] = []
     for name, record in answer.content.items():

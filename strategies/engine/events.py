@@ -54,7 +54,7 @@ class Event:
     hop: int
     hospital: str  # name of the hospital
     lineage: str = ""  # name of the travelling model; empty if the event is about none
-    outcome: str = "ok"  # `ok`, or the kind of failure (`Failure`, in small letters)
+    outcome: str = "ok"  # `ok`, or the kind of failure (`Failure.outcome`)
     reason: str = ""  # the failure in words; empty if there is none
     # The hospital's figures, such as `accuracy` (fractions in [0, 1])
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Event:
             **{
                 "verb": delivery.letter.verb,
                 "hospital": hospital,
-                "outcome": delivery.failure.name.lower() if delivery.failure else "ok",
+                "outcome": delivery.failure.outcome if delivery.failure else "ok",
                 "reason": delivery.reason,
                 "metrics": figures(delivery.content),
                 "seconds": delivery.seconds,
@@ -92,7 +92,7 @@ class Event:
     @classmethod
     def absence(cls, verb: str, hospital: str, **place: Any) -> "Event":
         """The event of a hospital that was not asked, because it cannot be reached."""
-        outcome, reason = Failure.GONE.name.lower(), "The hospital cannot be reached."
+        outcome, reason = Failure.GONE.outcome, "The hospital cannot be reached."
         return cls(verb=verb, hospital=hospital, outcome=outcome, reason=reason, **place)
 
 

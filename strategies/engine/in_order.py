@@ -138,7 +138,7 @@ def read_turns(path: Path) -> list[Event]:
 
 def _turns(events: Iterable[Event]) -> Iterator[Event]:
     began, there = False, set()
-    outcomes = {"ok", *(each.name.lower() for each in Failure)}
+    outcomes = {"ok", *(each.outcome for each in Failure)}
     for event in events:
         if event.verb == "query.prepare" and event.outcome == "ok":
             if began:

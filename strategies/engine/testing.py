@@ -166,7 +166,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
         )
         event = _read_refusal(event)
         run.journal.record(event)
-        useless = event.outcome == Failure.USELESS.name.lower()
+        useless = event.outcome == Failure.USELESS.outcome
         if event.outcome == "ok" or useless:
             state.judgements.setdefault(parcel, {})[hospital] = useless
 
@@ -177,6 +177,6 @@ def _read_refusal(event: Event) -> Event:
     refused = metrics.pop("refused", None)
     if refused is None:
         return event
-    outcome = next((f.name.lower() for f in Failure if f == refused), Failure.CRASHED.name.lower())
+    outcome = next((f.outcome for f in Failure if f == refused), Failure.CRASHED.outcome)
     reason = "The hospital could not test this model."
     return replace(event, outcome=outcome, reason=reason, metrics=metrics)

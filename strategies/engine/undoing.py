@@ -53,7 +53,7 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
         label.hop,
         maker,
         label.lineage,
-        Failure.USELESS.name.lower(),
+        Failure.USELESS.outcome,
         f"{join_names(sorted(by))} received the model that '{maker}' made in round {label.round} "
         f"and refused it: {why} {advice}",
     )

@@ -245,6 +245,11 @@ class Failure(IntEnum):
     LEDGER = 4211  # the hospital cannot write its ledger, so nothing leaves
     USELESS = 4212  # the model that arrived is useless: its last trainer has failed
 
+    @property
+    def outcome(self) -> str:
+        """Its name in the records of the server and of a hospital."""
+        return self.name.lower()
+
 
 class Failed(Error):
     """A failure; Flower sends only its code, a `Failure`, and its reason in words.
