@@ -53,17 +53,7 @@ def train(
     """
     samples = learner.samples
     device = samples.labels.device
-    optimizer = OPTIMIZERS[settings.optimizer](
-        learner.trained_parameters(),
-        lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
-    own = dict(learner.model.named_parameters())
-    for name, parameter in own.items():
-        if f"{name}.step" in learner.received.optimizer:
-            state = {part: learner.received.optimizer[f"{name}.{part}"] for part in PARTS}
-            optimizer.state[parameter] = state
+    optimizer = make_optimizer(learner, settings)
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
     done = seen = 0
@@ -100,11 +90,26 @@ def train(
     if settings.optimizer_state == "travels":
         learner.optimizer = {
             f"{name}.{part}": optimizer.state[parameter][part]
-            for name, parameter in own.items()
+            for name, parameter in learner.model.named_parameters()
             if optimizer.state[parameter]
             for part in PARTS
         }
     return {"train-loss": total.item() / max(1, seen), "num-examples": len(samples)}
+
+
+def make_optimizer(learner: Learner, settings: TrainSettings) -> torch.optim.Optimizer:
+    """A new optimizer, or one with the state that came with the model."""
+    optimizer = OPTIMIZERS[settings.optimizer](
+        learner.trained_parameters(),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    came = learner.received.optimizer
+    for name, parameter in learner.model.named_parameters():
+        if f"{name}.step" in came:
+            optimizer.state[parameter] = {part: came[f"{name}.{part}"] for part in PARTS}
+    return optimizer
 
 
 def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Generator) -> Tensor:
