@@ -125,7 +125,7 @@ def _count_seen(counts: Mapping[str, float], key: str, trained: bool) -> str:
     """A number of images as text; "none" to train on where the model was not trained."""
     if key.startswith("train") and not trained:
         return "none"
-    return f"{counts[key]:g}" if key in counts else ""
+    return _count(counts, key)
 
 
 def _tests(manifest: ModelManifest) -> Iterator[str]:

@@ -25,8 +25,8 @@ from strategies.protocol.extras import install_command
 from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require
 
-# By the name in the setting, which is also the name of the extra and of the package.
-TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow}
+# Names in the setting, which are also those of the extra and of the package.
+TRACKERS = ("tensorboard", "mlflow")
 
 
 class Tracker(Protocol):

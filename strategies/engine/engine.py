@@ -260,8 +260,9 @@ class Engine:
                 self._welcome(delivery)
             case str(hospital):
                 self.asked.discard(delivery.letter.node)
-                if delivery.letter.verb == "query.enrol":
-                    self._join(hospital)
+                if delivery.letter.verb == "query.enrol":  # it joins here in the replayed run
+                    enrol(self.run, self.exchange.joining_later)
+                    self._require([hospital])
                 elif delivery.failure is None:
                     self.run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
                     self.strategy.take_back(self.state, hospital)
@@ -334,11 +335,6 @@ class Engine:
         back = sorted(connected & away.keys() - run.courier.answering)
         self.exchange.post(run.courier.live(node, away[node], away[node]) for node in back)
         self.asked |= {*new, *back}
-
-    def _join(self, hospital: str) -> None:
-        """Enrol a hospital that joined at this point of the replayed run."""
-        enrol(self.run, self.exchange.joining_later)
-        self._require([hospital])
 
     def _require(self, hospitals: Collection[str]) -> None:
         """Check that hospitals of the replayed run take part."""
