@@ -147,7 +147,7 @@ def _open(settings: Settings, store: Path, classes: tuple[str, ...]) -> LocalDat
 def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) -> Tests:
     """The metrics of all classifiers on one split."""
     signs = rng_for(settings.seed, "projection")
-    images = [training_images(part, Learner.check(settings), signs) for part in parts]
+    images = [training_images(part, Learner.read_settings(settings), signs) for part in parts]
     sums = [each.sums() for each in images]
     total = sum(sums[1:], sums[0])
 

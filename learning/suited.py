@@ -25,7 +25,7 @@ def check_suited(
         ModelError: The learner, or DP-SGD, cannot train the network, or not on such images.
     """
     kind = LEARNERS[learner]
-    kind.check(settings)
+    kind.read_settings(settings)
     settings.train.check_learner(learner)
     check_augmentation(settings.train.augment, architecture.image_shape)
     network = architecture.skeleton()

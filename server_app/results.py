@@ -240,11 +240,11 @@ class Results:
 
     def _put_away(self, measured: Round) -> None:
         """Send a round to the trackers, then forget its successful tests: up to a million."""
-        self._feed.round(measured, self._of(measured.number), participants(self._events))
+        self._feed.round(measured, self._round_events(measured.number), participants(self._events))
         tests = (measured.number, "evaluate", "ok")
         self._events = [e for e in self._events if (e.round, e.verb, e.outcome) != tests]
 
-    def _of(self, server_round: int) -> list[Event]:
+    def _round_events(self, server_round: int) -> list[Event]:
         """The `RoundEvents.events` of a round."""
         return [e for e in self._events if e.round == server_round or is_undoing(e)]
 
@@ -315,7 +315,7 @@ class Results:
         return wording.time_left(self._rounds, self._settings.num_server_rounds)
 
     def _measure(self, server_round: int) -> Round:
-        measured = measure_round(server_round, self._of(server_round), self._cross)
+        measured = measure_round(server_round, self._round_events(server_round), self._cross)
         if measured.is_evaluated:
             self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)

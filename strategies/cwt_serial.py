@@ -15,7 +15,7 @@ Deviations: none known. The learner is `plain`, with a fresh optimizer at every 
 from collections.abc import Mapping
 
 from strategies.engine.state import Model, State
-from strategies.engine.strategy import Strategy, commonest
+from strategies.engine.strategy import Strategy, commonest_model
 from strategies.engine.visit import Visit
 
 
@@ -28,7 +28,7 @@ class CWTSerial(Strategy):
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in this model alone."""
         if newcomers and not state.models:
-            state.models.update([commonest(state, newcomers)])
+            state.models.update([commonest_model(state, newcomers)])
 
     def plan(self, state: State) -> list[Visit]:
         """The model goes to the next hospital."""

@@ -28,7 +28,7 @@ from flwr.common import log
 from numpy.typing import NDArray
 
 from strategies.engine.state import Model, State
-from strategies.engine.strategy import RunError, Strategy, commonest
+from strategies.engine.strategy import RunError, Strategy, commonest_model
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import Count, declare
@@ -79,7 +79,7 @@ class FedAvg(Strategy):
         alike = [name for name, each in begun.items() if each == counts[0][0]]
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks; they train that of most hospitals", others)
-        _, first = commonest(state, {name: newcomers[name] for name in alike})
+        _, first = commonest_model(state, {name: newcomers[name] for name in alike})
         state.models[GLOBAL] = build_global(
             state, first, {"model": state.shelf.arrays(first.parcel)}, 0
         )

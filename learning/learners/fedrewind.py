@@ -43,5 +43,5 @@ class FedRewindAveraged(FedRewind):
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:
         """Running statistics and counters of all BatchNorm layers, if they are not averaged."""
-        averaged = cls.check(settings).batch_norm == "train"
+        averaged = cls.read_settings(settings).batch_norm == "train"
         return set() if averaged else batchnorm_keys(model, statistics_alone=True)

@@ -88,7 +88,7 @@ class ICaRL(FromBefore):
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a known last layer, and a reservoir without images."""
         last_layer(model)
-        size = cls.check(settings).size
+        size = cls.read_settings(settings).size
         require(size > 0, "reservoir.size", size, "2 or more for icarl, which needs class means")
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:

@@ -105,7 +105,7 @@ class LwF(FromBefore):
 
         In a warm-up an optimizer's state that travels would move the outputs of earlier classes.
         """
-        if settings.tasks > 1 and cls.check(settings).warm_up:
+        if settings.tasks > 1 and cls.read_settings(settings).warm_up:
             last_layer(model)
             state = settings.train.optimizer_state
             allowed = "fresh with lwf, unless lwf.warm-up is 0"

@@ -26,7 +26,7 @@ class NaiveRehearsal(Learner):
     @classmethod
     def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
         """Images in a batch, kept images (`round_up`), and copies of the weights."""
-        share, own = cls.check(settings).share, settings.train.batch_size
+        share, own = cls.read_settings(settings).share, settings.train.batch_size
         kept = math.ceil(share * images)
         beside = math.ceil(share * own * (settings.tasks - 1))
         return max(own, beside), round_up(kept), cls.copies

@@ -75,7 +75,7 @@ class Learner:
         self.model, self.samples = model, samples
         self.settings, self.received = settings, received
         self.optimizer: Mapping[str, Tensor] = {}
-        self.own = self.check(settings)
+        self.own = self.read_settings(settings)
         self.begin_visit()
         weighted = settings.train.class_balance == "loss"
         self.class_weights = class_weights(self.samples.labels) if weighted else None
@@ -129,7 +129,7 @@ class Learner:
         return {}
 
     @classmethod
-    def check(cls, settings: Settings) -> Any:
+    def read_settings(cls, settings: Settings) -> Any:
         """The settings of the first table; all tables are read, to refuse wrong values."""
         found = [settings.section(*table) for table in cls.tables]
         return found[0] if found else None

@@ -120,20 +120,20 @@ class SER(_SaliencyLearner):
     @classmethod
     def memory_of_a_visit(cls, settings: Settings, images: int) -> tuple[int, int, int]:
         """As for the wrapped learner."""
-        return WRAPPED[cls.check(settings).learner].memory_of_a_visit(settings, images)
+        return WRAPPED[cls.read_settings(settings).learner].memory_of_a_visit(settings, images)
 
     @classmethod
-    def check(cls, settings: Settings) -> Any:
+    def read_settings(cls, settings: Settings) -> Any:
         """The settings of SER; those of the wrapped learner are read, too."""
-        own = super().check(settings)
-        WRAPPED[own.learner].check(settings)
+        own = super().read_settings(settings)
+        WRAPPED[own.learner].read_settings(settings)
         return own
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a saliency network, or one that the wrapped learner refuses."""
         super().check_suited(model, settings)
-        WRAPPED[cls.check(settings).learner].check_suited(model, settings)
+        WRAPPED[cls.read_settings(settings).learner].check_suited(model, settings)
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the mode that the wrapped learner wants."""

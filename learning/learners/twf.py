@@ -107,7 +107,7 @@ class TwF(Learner):
         """Refuse a network without points, or without a known last layer."""
         points(model)
         last_layer(model)
-        own = cls.check(settings)
+        own = cls.read_settings(settings)
         given = not own.ewc or own.teacher.startswith(PUBLIC)
         require(given, "twf.ewc", own.ewc, f"0, if 'twf.teacher' is not a {PUBLIC}<file>")
 

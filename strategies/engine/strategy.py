@@ -176,7 +176,7 @@ class HandsOn(Strategy):
         """
 
 
-def commonest(state: State, newcomers: Mapping[str, Model]) -> tuple[str, Model]:
+def commonest_model(state: State, newcomers: Mapping[str, Model]) -> tuple[str, Model]:
     """The first of the hospitals that sent the commonest first model, and this model.
 
     All derive the same model from the seed. So one hospital's bad first model begins no lineage of

@@ -101,7 +101,7 @@ def test_changed_settings_are_refused_with_a_reason_or_can_be_judged(seed):
             strategy_of(parsed)
             assert explain(list(policy.judge(parsed)))
             for learner in LEARNERS.values():
-                learner.check(parsed)
+                learner.read_settings(parsed)
             parsed.train.hospital_settings(1).round_settings(2**40)
             policy.check(parsed)
         except (SettingsError, PresetError, PolicyError):

@@ -36,7 +36,7 @@ def kept(images, labels, logits):
 )
 def test_settings_are_checked(key):
     with pytest.raises(SettingsError, match=f"'{key}' is -1"):
-        DERpp.check(settings(**{key.replace(".", "__").replace("-", "_"): -1}))
+        DERpp.read_settings(settings(**{key.replace(".", "__").replace("-", "_"): -1}))
 
 
 def test_one_step_by_hand():

@@ -139,7 +139,7 @@ def test_a_first_task_is_plain_and_keeps_no_network():
 def test_what_does_not_fit_is_refused():
     for key in ("alpha", "warm_up"):
         with pytest.raises(SettingsError, match=r"'lwf\..*' is -1"):
-            LwF.check(settings(**{f"lwf__{key}": -1}))
+            LwF.read_settings(settings(**{f"lwf__{key}": -1}))
     kept = {**after_first_task(**{"network.spare": torch.ones(3)}), "task": torch.tensor(2)}
     with pytest.raises(ParcelError, match=r"keeps to lacks '1\.bias'"):
         learner_of(LwF, network(), received=Received(rehearsal=kept, task=2))

@@ -94,7 +94,7 @@ def test_what_a_hospital_prepares_is_the_same_after_a_resume():
 def test_what_does_not_fit_is_refused():
     for key, wrong in (("strength", -1.0), ("decay", 1.5)):
         with pytest.raises(SettingsError, match=rf"'oewc\.{key}' is {wrong}"):
-            OnlineEWC.check(settings(**{f"oewc__{key}": wrong}))
+            OnlineEWC.read_settings(settings(**{f"oewc__{key}": wrong}))
     kept = learner_of(OnlineEWC, network(), received=Received(task=1)).rehearsal()
     with pytest.raises(ParcelError, match="memory of earlier tasks"):
         oewc(kept, task=2)

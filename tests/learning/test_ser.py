@@ -296,7 +296,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path, images, maps, words):
 
 def test_settings_and_networks_are_checked():
     with pytest.raises(SettingsError, match=r"'ser.oracle' is 'deepgaze'; it must be contrast, or"):
-        SER.check(settings(ser__oracle="deepgaze"))
+        SER.read_settings(settings(ser__oracle="deepgaze"))
     with pytest.raises(ModelError, match="set 'model' to ser-cnn or ser-resnet18"):
         learner_of(SER, network("cnn"))
 

@@ -382,8 +382,8 @@ def test_networks_without_points_are_refused():
 def test_settings_are_checked():
     for key, value in (("alpha", -1.0), ("mask_replay", -1.0), ("teacher", "x.pt")):
         with pytest.raises(ValueError, match=f"'twf.{key.replace('_', '-')}' is '?{value}"):
-            TwF.check(settings(**{f"twf__{key}": value}))
-    TwF.check(settings(twf__teacher="public:/x.npz"))
+            TwF.read_settings(settings(**{f"twf__{key}": value}))
+    TwF.read_settings(settings(twf__teacher="public:/x.npz"))
     with pytest.raises(ValueError, match=r"'twf.ewc' is 1.0; it must be 0, if 'twf.teacher' is no"):
         TwF.check_suited(network("cnn"), settings(twf__ewc=1.0))
 

@@ -94,7 +94,7 @@ def is_refused(key, value):
             settings = Settings.parse({**run_config(strategy=name), key: value})
             strategy_of(settings)
         for learner in LEARNERS.values():
-            learner.check(settings)
+            learner.read_settings(settings)
     except SettingsError as error:
         return f"'{key}' is {value}" in str(error)
     return False

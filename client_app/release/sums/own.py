@@ -57,7 +57,7 @@ class OwnSums:
 
     def __init__(self, request: Request) -> None:
         self.request, self.run, self.hospital = request, request.run, request.hospital
-        self.settings: SumsSettings = Learner.check(self.hospital.settings)
+        self.settings: SumsSettings = Learner.read_settings(self.hospital.settings)
 
     @cached_property
     def images(self) -> Images:
