@@ -124,11 +124,15 @@ def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[s
 def _batches(parcels: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[dict[str, str]]:
     """Divide models into batches that are not much larger than `TEST_BYTES`."""
     batch: dict[str, str] = {}
+    size = 0
     for name, parcel in parcels.items():
         batch[name] = parcel
-        if sum(sizes[each] for each in batch) >= TEST_BYTES or name == [*parcels][-1]:
+        size += sizes[name]
+        if size >= TEST_BYTES:
             yield batch
-            batch = {}
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 def _letter(run: Run, node: int, batch: Batch) -> Letter[Batch]:
