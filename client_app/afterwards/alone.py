@@ -13,18 +13,16 @@ from pathlib import Path
 
 from torch import nn
 
-from client_app.afterwards.home import load_file, place_of, write_mixture
+from client_app.afterwards.home import keep, load_file, place_of, write_mixture
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
-from client_app.authority.limits import check_disk
 from client_app.authority.policy import Policy
 from client_app.hospital import Hospital
 from client_app.store import own_folder
 from learning.cpu import prepare_cpu
 from learning.evaluation import probabilities
-from learning.export import ModelManifest, save_model
+from learning.export import ModelManifest
 from learning.learners.plain import Learner, Received
-from learning.models.whole import whole_network
 from learning.training import train
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import Pace
@@ -88,11 +86,9 @@ def train_alone(
             f"{ours or '(none)'} with these settings: give those of the run with --run-config."
         )
     prepare_cpu(settings.cpu_threads)
-    network = whole_network(_train(hospital), hospital.architecture, hospital.settings)
-    size = sum(tensor.nbytes for tensor in network.state_dict().values())
-    check_disk(policy.machine if policy else None, past.folder.parent, size)
+    network, manifest = _train(hospital), _manifest(past, hospital)
     own_folder(past.alone_file.parent)
-    save_model(past.alone_file, network, _manifest(past, hospital))
+    keep(replace(hospital, policy=policy), past.alone_file, network, manifest)
     # Models at home take images, also where the run trained heads on features.
     test = (reopen_hospital(past, data_dir, policy) if hospital.data.whole else hospital).data.test
     scores = {}

@@ -61,7 +61,7 @@ def keep_tested(
             path = _folder(request) / file_name(label.lineage)
             manifest = _manifest(disclosure, label, figures)
             if age_of(path) <= manifest.age:
-                _save(request.hospital, path, network, manifest)
+                keep(request.hospital, path, network, manifest)
 
 
 def keep_visit(
@@ -74,7 +74,7 @@ def keep_visit(
         with _suppress_failure(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
             path = _folder(request, "visits") / file
-            _save(request.hospital, path, network, _manifest(disclosure, label, figures))
+            keep(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
 def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> None:
@@ -83,7 +83,7 @@ def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> Non
     if request.hospital.keep != "none":
         with _suppress_failure(request):
             path = _folder(request, "own") / file_name(request.hospital.name)
-            _save(request.hospital, path, network, _manifest(disclosure, label, {}))
+            keep(request.hospital, path, network, _manifest(disclosure, label, {}))
 
 
 def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | None) -> None:
@@ -289,8 +289,12 @@ def _manifest(
     )
 
 
-def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
-    """Write a model, whole, if the policy's `machine.max-disk-gb` leaves room for it."""
+def keep(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
+    """Write a model, whole, if the policy's `machine.max-disk-gb` leaves room for it.
+
+    Raises:
+        ModelError, OSError, PolicyError: The model is not written.
+    """
     network = whole_network(network, hospital.architecture, hospital.settings)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     check_disk(hospital.machine, hospital.store.folder.parent, size)
