@@ -50,6 +50,8 @@ def train_here(message: Message, context: Context) -> Message:
         DataError: The task has too few images here.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
+    if policy := request.hospital.policy:
+        count_visit(request.run, policy.runs.max_visits)
     if issubclass(request.learner, Sums):
         from client_app.release.sums.ring import visit_ring  # imports that take seconds
 
@@ -78,8 +80,6 @@ class Visit:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        if policy := request.hospital.policy:
-            count_visit(request.run, policy.runs.max_visits)
         self.network, self.old_label, beside = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
         self.judge = Judge(request, self.network, self.old_label, self.images)

@@ -26,7 +26,7 @@ from client_app.release.details import ALONE, Details
 from client_app.release.disclosure import open_disclosure
 from client_app.release.sums.own import OwnSums
 from client_app.request import Request
-from client_app.run import Kept, count_visit
+from client_app.run import Kept
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.models.taps import last_layer
 from learning.packing import pack_network
@@ -47,8 +47,6 @@ def visit_ring(request: Request) -> Message:
         PolicyError: The sums may not leave, or the ring has too few hospitals.
         SettingsError: δ is too large for the number of patients.
     """
-    if policy := request.hospital.policy:
-        count_visit(request.run, policy.runs.max_visits)
     visit = RingVisit(request)
     legs = {ADD: visit.add, CLOSE: visit.close, HOME: visit.solve_at_home}
     with request.clock.measure("train"):
