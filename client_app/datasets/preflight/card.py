@@ -154,14 +154,14 @@ def examine(
     secret = secret_of(Store(own_folder(store / hospital))) if policy else b""
     names = ["image_size", "image_fit", "image_channels"]
     names += [] if policy else ["test_fraction", "seed"]
-    chosen = {name: getattr(settings, name) for name in names}
+    card = Card(hospital, path, {name: getattr(settings, name) for name in names}, [])
     try:
         found = survey(
             kind, path, Form.from_settings(settings), store, progress, retry=True, machine=machine
         )
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
-        return Card(hospital, path, chosen, [finding], unusable=_unreadable_file(error)), None
+        return replace(card, findings=[finding], unusable=_unreadable_file(error)), None
     taking_part = rules.images.classes if rules else ()
     entries = [each for each in found.entries if not taking_part or each.label in taking_part]
     findings = [
@@ -174,13 +174,14 @@ def examine(
         text = f"The policy (images.classes) leaves out images of {list_quoted(sorted(left_out))}."
         advice = "If they are to take part, name these classes there, spelt in this way."
         findings.append(Finding("classes-left-out", text, advice, "note"))
+    ignored = dict(found.ignored)
+    card = replace(card, findings=findings, unusable=found.unusable, ignored=ignored)
     if not found.entries:
-        ignored = dict(found.ignored)
-        return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
+        return card, None
     pool = found.pool()
     own, sides, too_few = _split_sides(pool, settings, taking_part, secret)
     findings += too_few
-    card = _describe(hospital, found, pool, own, sides, chosen, findings, store)
+    card = _describe(card, found, pool, own, sides, store)
     if not any(found.named_groups):
         text = "No patients or groups of images are named."
         advice = "If a patient has several images, name patients: column 'patient', or subfolders."
@@ -216,16 +217,9 @@ def _split_sides(
 
 
 def _describe(
-    hospital: str,
-    found: Survey,
-    pool: Pool,
-    own: Indices,
-    sides: dict[str, Indices],
-    chosen: dict[str, object],
-    findings: list[Finding],
-    store: Path,
+    card: Card, found: Survey, pool: Pool, own: Indices, sides: dict[str, Indices], store: Path
 ) -> Card:
-    """The card of images that can be used; `findings` may grow later."""
+    """The card with the properties of the images that can be used."""
     groups, classes, patients = np.array(found.groups), {}, {}
     for number in np.unique(pool.labels[own]):
         name = pool.classes[number]
@@ -238,14 +232,10 @@ def _describe(
     near = _near_copies(sketches, sides["train"], sides["test"])
     copies = _copies(found)
     headers = [header for header in found.headers if header]
-    return Card(
-        hospital,
-        str(found.listing.source),
-        chosen,
-        findings,
+    return replace(
+        card,
+        source=str(found.listing.source),
         images=len(where),
-        unusable=found.unusable,
-        ignored=dict(found.ignored),
         classes=classes,
         groups=len(np.unique(groups)),
         patients=patients if any(found.named_groups) else {},
