@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from client_app.afterwards.home import count_images, keep_ensemble, keep_mixture, keep_tested
 from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
-from client_app.datasets.facts import hashes
 from client_app.errors import DataError, failure_of, line_of
 from client_app.parcels import keep_local, keep_record, pack, unpack
 from client_app.release.details import Details, Outputs
@@ -72,7 +71,7 @@ def prepare(message: Message, context: Context) -> Message:
         metrics |= {name: disclosure.round_count(count) for name, count in counts.items()}
         card: dict[str, str | list[str] | list[int]] = {
             "data": data.kind,
-            **{f"{part}-images": each for part, each in hashes(data, hospital.secret).items()},
+            **data.hashes(hospital.secret),
         }
         if hospital.own_settings:
             card["own-settings"] = list(hospital.own_settings)

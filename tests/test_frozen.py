@@ -14,7 +14,6 @@ from client_app import datasets
 from client_app.authority.permission import judge
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import features, open_data, open_public
-from client_app.datasets.facts import hashes
 from client_app.datasets.features import BATCH
 from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.hospital import open_hospital
@@ -318,7 +317,7 @@ def test_the_hash_of_a_file_is_judged_whether_or_not_it_is_frozen(tmp_path, free
 def test_features_have_the_fingerprint_of_their_images(tmp_path, digits):
     images = open_data(settings(partition="iid", train__freeze="none"), 0, 3, store=tmp_path)
     assert images.train.contents is None  # there are no files
-    assert hashes(digits, b"") == hashes(images, b"")
+    assert digits.hashes(b"") == images.hashes(b"")
 
 
 @pytest.mark.parametrize("limit", [{"max_memory_gb": 1e-6}, {"max_disk_gb": 1e-6}])

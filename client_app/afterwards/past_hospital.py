@@ -10,7 +10,6 @@ from client_app.afterwards.past_run import PastRun
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData, open_data
-from client_app.datasets.facts import hashes
 from client_app.datasets.own import name_images, own_data
 from client_app.errors import DataError
 from client_app.hospital import Hospital
@@ -57,9 +56,9 @@ def reopen_hospital(
 def _check_same(past: PastRun, data: LocalData) -> None:
     """Refuse images other than those of the run: models may have trained on the test images."""
     store = Store(past.folder)
-    reported = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
+    reported = {name: past.card.get(name) for name in ("train-images", "test-images")}
     if any(reported.values()):
-        same = reported == hashes(data, secret_of(store))
+        same = reported == data.hashes(secret_of(store))
     else:  # a simulation, where all numbers are exact
         kept = str(run_folder(store, past.run).load("terms").get("images", ""))
         known = [each.images.get(past.site) for each in past.models.values()]

@@ -1,5 +1,7 @@
 """The training and test images of one hospital."""
 
+import hashlib
+import hmac
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +12,8 @@ from client_app.datasets.pool import Indices, LocalSamples
 from client_app.datasets.tasks import Tasks
 from learning.models import Architecture
 from learning.samples import round_up
+
+DIGITS = 16  # of a hash of images
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,3 +82,25 @@ class LocalData:
     def train_so_far(self, task: int) -> LocalSamples:
         """The training images of all tasks up to `task`."""
         return self.tasks.arrivals(self.train, range(1, task + 1)) if self.tasks else self.train
+
+    def hashes(self, secret: bytes) -> dict[str, str]:
+        """The hashes `train-images` and `test-images`; the order of images does not count.
+
+        Equal hashes mean: two runs used the same images with the same classes, in any folder.
+        Someone who guesses the images could verify the guess by the hash. In a deployment the hash
+        is therefore keyed with a secret of the hospital, and begins with "keyed-". Two keyed hashes
+        of one hospital reveal only whether they are equal. In a simulation the secret is empty.
+        """
+        parts = {"train-images": self.train, "test-images": self.test}
+        return {name: self._hash(samples, secret) for name, samples in parts.items()}
+
+    def _hash(self, samples: LocalSamples, secret: bytes) -> str:
+        """The hash of image files, or of pixels if there are no files."""
+        contents = samples.contents
+        if contents is None:
+            images = samples.images.cpu().numpy()
+            contents = [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
+        names = [self.classes[label] for label in samples.labels.tolist()]
+        lines = sorted(f"{content} {name}" for content, name in zip(contents, names, strict=True))
+        digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256").hex()[:DIGITS]
+        return f"keyed-{digest}" if secret else digest

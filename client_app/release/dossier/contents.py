@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from client_app.datasets.facts import hashes
 from client_app.release.buffer.job import Release
 from client_app.request import Request
 from pages.pictures import pngs_by_class
@@ -65,7 +64,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "policy": _dash(asdict(policy)) if policy else None,
         "fingerprints": {
             "code": code_hash(),
-            **{f"{part}-images": each for part, each in hashes(hospital.data, secret).items()},
+            **hospital.data.hashes(secret),
             "buffer": release.fingerprint,
         },
     }

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from client_app.datasets import LocalData
-from client_app.datasets.facts import hashes
 from client_app.datasets.pool import LocalSamples
 from strategies.protocol.may_leave import CARD
 
@@ -22,7 +21,7 @@ def data():
 def test_the_same_images_have_the_same_hash_in_any_order(data):
     train = data.train
     turned = LocalSamples(train.pixels, train.labels.flip(0), train.rows.flip(0))
-    assert hashes(replace(data, train=turned), b"") == hashes(data, b"")
+    assert replace(data, train=turned).hashes(b"") == data.hashes(b"")
 
 
 @pytest.mark.parametrize("what", ["an image", "a class", "a name"])
@@ -34,26 +33,26 @@ def test_other_images_or_classes_have_another(what, data):
         train = replace(train, labels=torch.tensor([0, 1, 0, 0]))
     else:
         classes = ("a", "c")
-    other = hashes(replace(data, train=train, classes=classes), b"")
-    assert other["train"] != hashes(data, b"")["train"]
-    assert (other["test"] == hashes(data, b"")["test"]) == (what != "a name")
+    other = replace(data, train=train, classes=classes).hashes(b"")
+    assert other["train-images"] != data.hashes(b"")["train-images"]
+    assert (other["test-images"] == data.hashes(b"")["test-images"]) == (what != "a name")
 
 
 def test_files_count_and_not_their_form(data):
     """Files of the same content, which were brought to another size."""
     files = replace(data.train, contents=list("wxyz"))
     larger = replace(files, pixels=torch.zeros(6, 1, 9, 9, dtype=torch.uint8), rows=None)
-    assert hashes(replace(data, train=larger), b"") == hashes(replace(data, train=files), b"")
-    assert hashes(replace(data, train=files), b"") != hashes(data, b"")
+    assert replace(data, train=larger).hashes(b"") == replace(data, train=files).hashes(b"")
+    assert replace(data, train=files).hashes(b"") != data.hashes(b"")
 
 
 def test_with_a_secret_nobody_can_try_images(data):
     """Two hospitals with the same images have other hashes; each always has the same."""
-    here, there = hashes(data, b"graz"), hashes(data, b"linz")
-    assert {*here.values()}.isdisjoint({*there.values(), *hashes(data, b"").values()})
-    assert here == hashes(data, b"graz")
-    assert here["train"].startswith("keyed-")
-    for each in (*here.values(), *hashes(data, b"").values()):
+    here, there = data.hashes(b"graz"), data.hashes(b"linz")
+    assert {*here.values()}.isdisjoint({*there.values(), *data.hashes(b"").values()})
+    assert here == data.hashes(b"graz")
+    assert here["train-images"].startswith("keyed-")
+    for each in (*here.values(), *data.hashes(b"").values()):
         assert CARD["train-images"](each)
 
 
