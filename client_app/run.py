@@ -203,9 +203,9 @@ def note_dossier(run: Store, hospital: str, hash_: str) -> None:
 def dossiers(run: Store) -> dict[str, str]:
     """The SHA-256 of the dossiers that received buffers name, by hospital."""
     kept = run.load("dossiers")
-    return (
-        dict(zip(kept["hospitals"].tolist(), kept["hashes"].tolist(), strict=True)) if kept else {}
-    )
+    if not kept:
+        return {}
+    return dict(zip(kept["hospitals"].tolist(), kept["hashes"].tolist(), strict=True))
 
 
 @dataclass(frozen=True)

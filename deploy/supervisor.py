@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.errors import DeployError
@@ -74,33 +75,18 @@ def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     }
 
 
+@dataclass
 class Program:
     """A program that is restarted when its process ends."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        voice: Voice,
-        hint: str = "",
-        *,
-        watched: bool = False,
-    ) -> None:
-        """Prepare a program without starting it.
-
-        Args:
-            command: The command line; its first word is the program's name.
-            folder: The working directory; made if it does not exist.
-            environment: The environment of the process.
-            voice: Passes the program's output on.
-            hint: A hint for people if the program ends.
-            watched: Whether the program is a SuperNode, which is also restarted when it is wedged.
-        """
-        self._command, self._folder, self._environment = command, folder, environment
-        self._voice, self._hint, self._watched = voice, hint, watched
-        self._watch: Watch | None = None  # of the process that runs
-        self._next_start = 0.0
+    command: Sequence[str]  # the command line; its first word is the program's name
+    folder: Path  # the working directory; made if it does not exist
+    environment: Mapping[str, str]
+    voice: Voice  # passes the program's output on
+    hint: str = ""  # for people, if the program ends
+    watched: bool = False  # whether it is a SuperNode, which is also restarted when it is wedged
+    _watch: Watch | None = None  # of the process that runs
+    _next_start: float = 0.0
 
     def look_after(self) -> None:
         """Start the program if it is not running and its pause is over; end it if it is wedged.
@@ -108,17 +94,17 @@ class Program:
         Raises:
             DeployError: The program has ended and was never ready.
         """
-        name = self._command[0]
+        name = self.command[0]
         if self._watch is None:
             if time.monotonic() >= self._next_start:
                 self._start()
         elif (status := self._watch.process.poll()) is not None:
             self._end_group()
-            if not self._voice.ready:
-                raise DeployError(f"{name} ended (status {status}) at its start. {self._hint}")
-            say(f"{name} ended (status {status}); it is restarted in {PAUSE:.0f} s. {self._hint}")
+            if not self.voice.ready:
+                raise DeployError(f"{name} ended (status {status}) at its start. {self.hint}")
+            say(f"{name} ended (status {status}); it is restarted in {PAUSE:.0f} s. {self.hint}")
             self._next_start = time.monotonic() + PAUSE
-        elif self._watched and self._watch.wedged():
+        elif self.watched and self._watch.wedged():
             say(
                 f"{name} waits for an answer that no process works on, would send the answer to an "
                 "ignored message, or has received an incomplete message; it is restarted."
@@ -139,17 +125,17 @@ class Program:
             self._end_group()
 
     def _start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
-            self._command,
-            cwd=self._folder,
-            env=self._environment,
+            self.command,
+            cwd=self.folder,
+            env=self.environment,
             start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
             umask=0o077,  # other users of the machine must not read images and models
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self._watch = Watch(process, self._voice)
+        self._watch = Watch(process, self.voice)
 
     def _end_group(self) -> None:
         """Kill all processes of the program: they would live on and hold a GPU."""

@@ -21,7 +21,7 @@ COARSEST = 0.25
 class Noise:
     """Noise from a secret of the hospital: the same question has the same answer."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes) -> None:  # a dataclass would print the secret
         self.secret = secret
 
     def draw(self, name: str, model: str) -> float:
