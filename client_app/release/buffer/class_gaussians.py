@@ -1,7 +1,5 @@
 """The sampler `class-gaussians`: features drawn from a normal distribution of each class."""
 
-from torch import Tensor
-
 from client_app.release.buffer.job import Job
 from gan.class_gaussians import ClassGaussians
 
@@ -22,8 +20,4 @@ class ClassGaussianSampler:
             raise job.refusal("No class has release.min-class-images images.")
         self.figures: dict[str, float] = {}
         self.classes = job.learnt.labels.unique()
-        self.render_features = ClassGaussians(job.learnt.images, job.learnt.labels).render
-
-    def render(self, labels: Tensor, seed: int) -> Tensor:
-        """Features float32 [N, d, 1, 1] of classes int64 [N]."""
-        return self.render_features(labels, seed)
+        self.render = ClassGaussians(job.learnt.images, job.learnt.labels).render
