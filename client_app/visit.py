@@ -16,7 +16,7 @@ from client_app.errors import DataError
 from client_app.parcels import keep_local, open_buffers, pack, unpack
 from client_app.release.details import Details
 from client_app.release.disclosure import Noised, open_disclosure
-from client_app.release.embeddings.sample import pack_embeddings
+from client_app.release.embeddings import pack_embeddings
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network

@@ -2,7 +2,7 @@
 
     buffer/           makes a buffer of synthetic images, checks and attacks it
     model_attack.py   attacks a model after training
-    embeddings/       draws embeddings, and attacks them
+    embeddings.py     draws embeddings, and attacks them
     sums/             masks sums of features, and attacks them
     disclosure.py     limits the figures of a model, and adds noise (noise.py; details.py: of each
                       class)

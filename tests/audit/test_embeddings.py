@@ -14,7 +14,7 @@ from audit import decoders
 from audit.embeddings import FEWEST, SHOWN, Encoded, audit_embeddings
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import Policy
-from client_app.release.embeddings.sample import draw
+from client_app.release.embeddings import draw
 from learning.errors import DeadlineError
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS

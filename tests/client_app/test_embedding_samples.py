@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from client_app.app import app
-from client_app.release.embeddings.sample import outgoing_form
+from client_app.release.embeddings import outgoing_form
 from learning.models import Architecture
 from learning.models.embedding import EmbeddingNetwork
 from learning.packing import pack_network

@@ -10,7 +10,7 @@ from filelock import FileLock
 from client_app import store as stores
 from client_app.authority.policy import Policy
 from client_app.authority.privacy_account import Spent, spend
-from client_app.release.embeddings.sample import _check
+from client_app.release.embeddings import _check
 from client_app.run import count_model, count_visit, run_folder
 from client_app.store import Store, hold_lock
 

@@ -1,1 +1,0 @@
-"""Embeddings of a hospital's images in a task, and the check before they leave."""
