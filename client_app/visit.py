@@ -131,13 +131,11 @@ class Visit:
         models of the last round are attacked.
         """
         hospital, order = self.request.hospital, self.request.order
-        if hospital.policy is None or order.images != "own":
-            return
-        rules, last = hospital.policy.models, hospital.settings.num_server_rounds
-        if order.round == last or rules.max_membership < 1:
+        policy, last = hospital.policy, order.round == hospital.settings.num_server_rounds
+        if policy and order.images == "own" and (last or policy.models.max_membership < 1):
             from client_app.release.model_attack import attack_model  # imports that take seconds
 
-            attack_model(self.request, self.network, self.label, rules)
+            attack_model(self.request, self.network, self.label, policy.models)
 
     def tell(self, metrics: dict[str, float]) -> dict[str, float]:
         """The figures of the model that leave. The learner's memory is put beside the model.
