@@ -5,6 +5,7 @@ these errors are written for the server. The server learns only the type of any 
 hospital's own log has the rest.
 """
 
+from client_app.authority.node_config import OwnError
 from client_app.authority.policy import PolicyError
 from gan.presets import PresetError
 from learning.errors import DeadlineError, DivergedError, ModelError
@@ -50,7 +51,7 @@ LEAVES: dict[type[Exception], Failure] = {
 
 def line_of(error: Exception) -> str:
     """The text of an error for the hospital's own log, with details that stay here."""
-    return error.explain() if isinstance(error, PolicyError) else str(error)
+    return error.explain() if isinstance(error, PolicyError | OwnError) else str(error)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -19,7 +19,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from client_app.authority.ledger import OwnLedger, open_ledger
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import PolicyError
-from client_app.errors import LEAVES, failure_of
+from client_app.errors import LEAVES, failure_of, line_of
 from strategies.protocol.may_leave import Failed, Failure, check_answer
 from strategies.protocol.redaction import redact
 from warm.process import Handed
@@ -77,9 +77,9 @@ def _answer(
 def _failure(error: Exception | Terminated, message: Message, context: Context) -> Message:
     """The answer to a message that failed; details go to the hospital's log alone."""
     log = logging.getLogger("flwr")
-    if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
+    if isinstance(error, tuple(LEAVES)):
         refusal = OwnError("files", str(error)) if _names_own(str(error), context) else error
-        own = refusal.explain() if isinstance(refusal, PolicyError | OwnError) else str(refusal)
+        own = line_of(refusal)
         # In a simulation the server logs the other texts on the same terminal.
         if own != str(refusal) or not is_simulated(own_config(context)):
             log.error(own)
