@@ -57,8 +57,8 @@ def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) 
         total = epsilon([*read_account(folder), spent], delta)
         if rules:
             rules.uphold("max-delta", delta)
-            # The bound of dp-accounting exceeds the exact value in the last digits.
-            rules.uphold("max-epsilon", round(total, 3))
+            # The result of dp-accounting exceeds the exact value in the last digits.
+            rules.uphold("max-epsilon", round(total, 9))
         append_text(path, "\n" + json.dumps(asdict(spent)))  # the last may be incomplete
     return total
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import dp_accounting
 import pytest
@@ -79,6 +80,15 @@ def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tm
     assert delta_of(two, refusal.value.requested) == pytest.approx(1e-5, rel=1e-2)
     assert read_account(folder) == [spent]
     assert (folder / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_a_small_limit_is_not_rounded_up(tmp_path):
+    """Two releases of ε = 0.001 have 0.0014 together, which was rounded to 0.001."""
+    rules = replace(RULES, max_epsilon=0.001)
+    spent = Spent("statistic", noise_for(0.001, 1e-5))
+    spend(tmp_path, spent, 1e-5, rules)
+    with pytest.raises(PolicyError):
+        spend(tmp_path, spent, 1e-5, rules)
 
 
 def test_a_larger_delta_buys_nothing(tmp_path):
