@@ -12,7 +12,7 @@ from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import _seed
 from client_app.release.buffer.attack import attack, held_out_halves, shadow_attack
-from client_app.release.buffer.job import Job, fingerprint, frequent_classes
+from client_app.release.buffer.job import Job, fingerprint, frequent_rows
 from client_app.release.buffer.stages import uphold
 from gan.presets import PRESETS
 from learning.intervals import Estimate
@@ -27,7 +27,7 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
         context(0, hospitals, config, **{"store-dir": str(tmp_path / "store")})
     )
     train = Samples(hospital.data.train.images, hospital.data.train.labels)
-    learnt = frequent_classes(train, hospital.settings.release.min_class_images)
+    learnt = train[frequent_rows(train.labels, hospital.settings.release.min_class_images)]
     distance: Any = SimpleNamespace(name="untrained-squeeze")
     return Job(
         hospital=hospital,

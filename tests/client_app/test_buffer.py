@@ -9,11 +9,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from client_app.authority.policy import Policy
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release import buffer
@@ -59,6 +61,28 @@ def hospital(tmp_path):
 
 def soon():
     return time.monotonic() + 300
+
+
+def test_a_run_that_leaves_out_classes_lets_no_gan_learn_from_few_patients(
+    hospital, monkeypatch, caplog
+):
+    """There are 72 images, each of one patient; no class has more than 11."""
+    monkeypatch.setattr(buffer, "make", lambda job: Release(job.learnt, {}))
+    monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="x"))
+    rules = Policy.read()
+
+    def learnt(fewest, **settings):
+        place = hospital(release__min_class_images=fewest, **settings)
+        return make_buffer(replace(place, policy=rules), 20, soon()).samples
+
+    counts = torch.bincount(hospital().data.train.labels)
+    assert len(learnt(2)) == counts.sum() == 72
+    fewest = int(counts.max())
+    assert counts[counts >= fewest].sum() < rules.images.min_train_patients
+    with pytest.raises(ReleaseError, match=r"fewer patients than the policy \(\[images\]\) allows"):
+        learnt(fewest)
+    assert "images.min-train-patients allows 40 or more; the value is" in caplog.text
+    assert len(learnt(fewest, gan__method="dp-mean-embedding")) < 40  # noise covers all images
 
 
 @pytest.mark.slow

@@ -26,17 +26,21 @@ continues, and later runs use it again.
 import hashlib
 import hmac
 import json
+import logging
 import time
 from dataclasses import asdict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
+from client_app.authority.policy import PolicyError
 from client_app.datasets.pool import Indices, LocalSamples
+from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
-from client_app.release.buffer.job import Job, Release, fingerprint, frequent_classes
+from client_app.release.buffer.job import Job, Release, fingerprint, frequent_rows
 from client_app.release.buffer.stages import CHECKED, make
 from client_app.store import hold_lock, own_folder
 from gan.checkpoint import VERSION
@@ -72,8 +76,13 @@ def make_buffer(
         preset = PRESETS["tiny"]  # for its perceptual distance, which needs no file of weights
     distance = _distance(hospital, preset)
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
-    countable = train if large is None else train[torch.from_numpy(large)]
-    learnt = frequent_classes(countable, settings.release.min_class_images)
+    countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
+    rows = countable[
+        frequent_rows(train.labels.cpu()[countable], settings.release.min_class_images)
+    ]
+    learnt = train[rows]
+    if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
+        _check_patients(hospital, rows)
     images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
     rendering: list[object] = []
@@ -113,6 +122,26 @@ def make_buffer(
             "at the next request."
         ) from error
     return Release.from_arrays(kept, hospital.device)
+
+
+def _check_patients(hospital: Hospital, rows: Tensor) -> None:
+    """Refuse to make a buffer from the training images `rows` of too few patients.
+
+    A run may leave classes out, so the check of all training patients is not enough.
+
+    Raises:
+        ReleaseError: They are fewer than `images.min-train-patients`.
+    """
+    try:
+        if policy := hospital.policy:
+            patients = len(np.unique(hospital.data.train.patients[rows.numpy()]))
+            policy.images.uphold("min-train-patients", patients)
+    except PolicyError as error:
+        logging.getLogger("flwr").error("No buffer is made. %s", error.explain())
+        raise ReleaseError(
+            f"The synthetic images of '{hospital.name}' may not leave it. Their generator would "
+            "learn from fewer patients than the policy ([images]) allows."
+        ) from error
 
 
 def _seed(hospital: Hospital, learnt: Samples) -> int:

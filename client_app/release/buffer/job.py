@@ -109,9 +109,9 @@ def fingerprint(samples: Samples) -> str:
     return digest.hexdigest()[:16]
 
 
-def frequent_classes(samples: Samples, fewest: int) -> Samples:
-    """The samples of classes with at least `fewest` images; smaller classes would be memorised."""
-    return samples[torch.bincount(samples.labels)[samples.labels] >= fewest]
+def frequent_rows(labels: Tensor, fewest: int) -> Tensor:
+    """Images in classes with at least `fewest`, bool [n]; smaller classes would be memorised."""
+    return torch.bincount(labels)[labels] >= fewest
 
 
 def sample(samples: Samples, count: int) -> Samples:
