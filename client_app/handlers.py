@@ -89,10 +89,12 @@ def prepare(message: Message, context: Context) -> Message:
             release = f"{amount(len(made.samples), kind)} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"
-            if made.figures.get("gan-private") == 0:
+            withheld = hospital.policy.figures.withheld if hospital.policy else ()
+            told = {name: each for name, each in made.figures.items() if name not in withheld}
+            if told.get("gan-private") == 0:
                 release += " The privacy loss had no part in them."
-            if "gan-epsilon" in made.figures:
-                epsilon, delta = (made.figures[f"gan-{each}"] for each in ("epsilon", "delta"))
+            if {"gan-epsilon", "gan-delta"} <= told.keys():
+                epsilon, delta = (told[f"gan-{each}"] for each in ("epsilon", "delta"))
                 release += f" Before the check their guarantee is ε = {epsilon:g}, δ = {delta:g}."
             card["release"] = release
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))

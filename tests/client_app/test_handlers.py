@@ -17,6 +17,8 @@ from client_app import app as module
 from client_app import session
 from client_app.app import app
 from client_app.authority.privacy_account import epsilon, read_account
+from client_app.release import buffer
+from client_app.release.buffer.job import Release
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
@@ -126,6 +128,29 @@ def test_preparing_gives_sizes_and_a_first_model(tmp_path):
     content = prepared(tmp_path)
     assert content["metrics"]["num-train"] > content["metrics"]["num-test"] > 100
     assert check_parcel(content).visited == []
+
+
+@pytest.mark.parametrize(
+    ("withheld", "told"),
+    [([], ("no part", "ε = 1")), (["gan-private"], ("ε = 1",)), (["gan-epsilon"], ("no part",))],
+)
+def test_a_withheld_figure_is_not_on_the_card_either(withheld, told, tmp_path, monkeypatch):
+    figures = {"gan-private": 0.0, "gan-epsilon": 1.0, "gan-delta": 1e-5}
+
+    def make(hospital, size, *_):
+        return Release(hospital.data.train[torch.arange(size)], figures)
+
+    monkeypatch.setattr(buffer, "make_buffer", make)
+    place = deployed(tmp_path, strategy="feder", model="mlp", feder__buffer_size=8)
+    with (tmp_path / "policy.toml").open("a") as policy:
+        policy.write(f"\nfigures.withheld = {withheld}")
+    order = Order(0, 0, "graz", ["a", "b"], "feder", "1", buffer_size=8)
+    content = RecordDict({"order": to_record(order)})
+    answer = app(Message(content, 100, "query.prepare", ttl=60.0), place)
+    assert not answer.has_error(), answer.error
+    sentence = str(answer.content["card"]["release"])
+    assert [text for text in ("no part", "ε = 1") if text in sentence] == [*told]
+    assert not {*answer.content["metrics"]} & {*withheld}
 
 
 @pytest.mark.slow
