@@ -1,5 +1,6 @@
 """Commands for a hospital's decisions and records: images, policy, members, ledger, dossier."""
 
+import os
 import sys
 from dataclasses import replace
 from enum import StrEnum
@@ -89,7 +90,7 @@ def policy(
     from strategies.registry import changed_settings
 
     private()
-    if not file.exists():
+    if not os.path.lexists(file):
         write_policy(file)
         print(f"{file} has the defaults now: read it, and change rules as needed.")
     rules = Policy.read(file)
@@ -98,7 +99,7 @@ def policy(
     settings = changed_settings(run_config)
     rulings = list(rules.judge(settings))
     print(explain(rulings))
-    if sentence := rules.embeddings_sentence(settings):
+    for sentence in rules.remarks(settings):
         print(sentence)
     return not all(ruling.holds for ruling in rulings)
 

@@ -189,7 +189,8 @@ def _parse(text: str, path: Path) -> dict[str, Member]:
             lines = enumerate(text.splitlines(), 1)
             place = next((f", line {number}" for number, line in lines if _names(line, name)), "")
             hint = " A name with a dot in it has quotes, too." if isinstance(key, dict) else ""
-            raise OwnError(WHAT, f"{path}{place}: {error}{hint}") from error
+            text = str(error).removesuffix(".")
+            raise OwnError(WHAT, f"{path}{place}: {text}.{hint}") from error
     return members
 
 

@@ -403,18 +403,21 @@ class Policy:
         yield from self.privacy.judge(strategy)
         yield from self.sums.judge(settings)
 
-    def embeddings_sentence(self, settings: Settings) -> str:
-        """A sentence on whether the run's embeddings may leave; empty if the run asks for none.
-
-        If they may not, the hospital takes part in the run and keeps them.
-        """
+    def remarks(self, settings: Settings) -> Iterator[str]:
+        """Yield sentences on what the settings of a run do not decide: embeddings, and weights."""
         asked = [each.embeddings for each in strategy_of(settings).kinds()]
         kind, kinds = max(asked), self.embeddings.kinds
-        if not kind:
-            return ""
         if kind in kinds:
-            return f"Embeddings ({kind}) leave if their audit stays within the rules 'embeddings'."
-        return f"Embeddings ({kind}) stay here: embeddings.kinds is {', '.join(kinds) or 'empty'}."
+            yield f"Embeddings ({kind}) leave if their audit stays within the rules 'embeddings'."
+        elif kind:  # the hospital takes part in the run and keeps them
+            named = ", ".join(kinds) or "empty"
+            yield f"Embeddings ({kind}) stay here: embeddings.kinds is {named}."
+        weights = self.models.judge_weights(settings.pretrained, "")
+        if not weights.holds:
+            yield (
+                f"The weights {settings.pretrained!r} are refused unless models.weights has their "
+                f"SHA-256; it has {weights.allowed}."
+            )
 
     def check(self, settings: Settings) -> None:
         """Refuse a run with laxer settings than the hospital allows.

@@ -131,7 +131,7 @@ def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
         ('graz = "AAAA"', "'graz' is no name, or has no usable key"),
         ("graz = 7", "'graz' is no name, or has no usable key"),
         (f'graz = "{"A" * 88}"', "'graz' is no name, or has no usable key"),
-        ('st.anna = "x"', "A name with a dot in it has quotes, too"),
+        ('st.anna = "x"', "prints it. A name with a dot in it has quotes, too"),
         ('"../graz" = "x"', "cannot be called '../graz'"),
         (f"graz {'A' * 86}==", "at line 2"),
         ("graz = [\n'x'\n]", "members: 'graz' is no name"),  # on no line of its own

@@ -259,6 +259,12 @@ def test_the_command_writes_the_defaults_once(tmp_path, monkeypatch, capsys):
     assert path.read_text("utf-8") == "runs.max-epochs = 2"
 
 
+def test_the_command_says_that_a_link_leads_nowhere(tmp_path, monkeypatch, capsys):
+    (link := tmp_path / "policy.toml").symlink_to(tmp_path / "unmounted")
+    assert command(monkeypatch, link) == 2
+    assert f"{link} cannot be read: No such file or directory" in capsys.readouterr().err
+
+
 def test_the_command_says_what_is_wrong_with_the_file(tmp_path, monkeypatch, capsys):
     """Whoever calls it is at the hospital: there is no other log to look into."""
     path = tmp_path / "policy.toml"
@@ -311,6 +317,20 @@ def test_the_explanation_says_what_becomes_of_embeddings(
     assert not ended.value.code
     last = capsys.readouterr().out.splitlines()[-1]
     assert said in last if said else last == "The policy allows this run."
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"), [("[]", False), ("['/net']", False), ("['imagenet']", True)]
+)
+def test_the_explanation_names_weights_that_only_their_hash_can_allow(
+    weights, said, tmp_path, capsys, monkeypatch
+):
+    path = tmp_path / "policy.toml"
+    path.write_text(f"[models]\nweights = {weights}", "utf-8")
+    command(monkeypatch, path, "--run-config", "strategy='rwt' pretrained='/net'")
+    shown = capsys.readouterr().out
+    told = "The weights '/net' are refused unless models.weights has their SHA-256; it has imagenet"
+    assert (told in shown) == said
 
 
 @pytest.mark.parametrize(
