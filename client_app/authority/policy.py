@@ -35,7 +35,7 @@ from strategies.protocol.declared import (
 )
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import parse_toml, read_by_hand, reason_of, write_new
-from strategies.protocol.learners import WITH_MEMORY, WITH_RESERVOIR
+from strategies.protocol.learners import BY_TASK, WITH_MEMORY, WITH_RESERVOIR
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import Settings
 from strategies.protocol.sums import SumsSettings
@@ -140,15 +140,17 @@ class RunRules(Rules, table="runs"):
 
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on the methods, the length and the seal of a run."""
-        settings = strategy.settings
+        settings, learners = strategy.settings, _learners_of(strategy)
         epochs = max(kind.epochs for kind in strategy.kinds())
-        learners = [settings.learner]
-        if settings.learner == "ser":
-            learners.append(settings.section("ser", SERSettings).learner)
-        if any(kind.learner == "lwf" for kind in strategy.kinds()) or "lwf" in learners:
+        if "lwf" in learners:
             epochs += settings.section("lwf", LwFSettings).warm_up
+        names = [settings.strategy, settings.learner]
+        if settings.strategy == "fedrewind":
+            names.append(settings.run_config["rewind.base"])
+        if "ser" in learners:
+            names.append(learners[-1])
         named = ", ".join(self.strategies)
-        for name in filter(None, (settings.strategy, *learners)):
+        for name in filter(None, names):
             fits = not named or name in self.strategies
             yield Ruling("runs.strategies", named or "all", name, fits)
         asked = "a sealed run" if settings.sealed else "an open run"
@@ -175,11 +177,11 @@ class ImageRules(Rules, table="images"):
         settings = strategy.settings
         yield self.ruling("max-size", settings.image_size)
         yield self.ruling("min-batch", settings.train.batch_size)
-        kept = settings.section("reservoir", ReservoirSettings)
-        keeps = WITH_RESERVOIR & {kind.learner for kind in strategy.kinds()}
-        if keeps and kept.size:  # a step also trains on these images
-            yield self.ruling("min-batch", kept.batch_size)
-            yield self.ruling("min-train-patients", kept.size)
+        kept, learners = settings.section("reservoir", ReservoirSettings), _learners_of(strategy)
+        if WITH_RESERVOIR & {*learners} and kept.size:  # a step also trains on these images
+            size = kept.size // settings.tasks if BY_TASK & {*learners} else kept.size
+            yield self.ruling("min-train-patients", size)
+            yield self.ruling("min-batch", min(kept.batch_size, size))
 
 
 @declare
@@ -455,6 +457,14 @@ def uphold(ruling: Ruling) -> None:
     """Raise a `PolicyError` if the rule does not hold."""
     if not ruling.holds:
         raise PolicyError(ruling.rule, ruling.requested, ruling.allowed)
+
+
+def _learners_of(strategy: Strategy) -> list[str]:
+    """The learners of a run's visits; the last one is the one that `ser` wraps."""
+    learners = [kind.learner for kind in strategy.kinds()]
+    if "ser" in learners:
+        learners.append(strategy.settings.section("ser", SERSettings).learner)
+    return learners
 
 
 @cache

@@ -9,9 +9,10 @@ from client_app.authority.node_config import OwnError
 from client_app.authority.policy import DEFAULTS, Policy, PolicyError
 from deploy.own_file import write_own
 from learning.learners import LEARNERS
+from learning.learners.agem import TaskMemory
 from learning.learners.plain import Learner
 from strategies.protocol.declared import keys_of
-from strategies.protocol.learners import WITH_MEMORY, WITH_RESERVOIR
+from strategies.protocol.learners import BY_TASK, WITH_MEMORY, WITH_RESERVOIR
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
@@ -116,12 +117,44 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
             "runs.max-epochs = 5",
             {"strategy": "fil-ver", "model": "vee", "filver.pretrain-epochs": 6},
         ),
+        (  # a draw has all four images
+            "images.min-batch",
+            "images.min-train-patients = 2",
+            {"strategy": "rwt", "learner": "derpp", "reservoir.size": 4},
+        ),
     ],
 )
 def test_a_hospital_s_own_rules_count(rule, text, settings, tmp_path):
     with pytest.raises(PolicyError) as refusal:
         policy_of(tmp_path, text).check(Settings.parse({**defaults(), **settings}))
     assert refusal.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    "learner", [{"learner": "agem"}, {"learner": "fdr"}, {"learner": "ser", "ser.learner": "agem"}]
+)
+def test_a_reservoir_that_is_cut_by_task_has_enough_images_of_each(learner):
+    """80 images are 40 of each of two tasks, and 20 of each of four."""
+    asked = {**defaults(), **learner, "strategy": "rwt", "reservoir.size": 80}
+    Policy.read().check(Settings.parse({**asked, "tasks": 2}))
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check(Settings.parse({**asked, "tasks": 4}))
+    assert refusal.value.rule == "images.min-train-patients"
+    assert refusal.value.requested == 20
+
+
+@pytest.mark.parametrize(
+    ("named", "refused"),
+    [(["fedrewind"], ["fedspace"]), (["fedspace"], ["fedrewind"]), (["fedrewind", "fedspace"], [])],
+)
+def test_the_base_of_fedrewind_has_to_be_named_beside_it(named, refused, tmp_path):
+    """With `rewind.fraction` 0 the run is one of the base alone."""
+    policy = policy_of(tmp_path, f"[runs]\nstrategies = {named}")
+    chosen = {"strategy": "fedrewind", "rewind.base": "fedspace", "rewind.fraction": 0.0}
+    chosen |= {"model": "rotation-mlp"}
+    rulings = policy.judge(Settings.parse({**defaults(), **chosen}))
+    rules = [each for each in rulings if each.rule == "runs.strategies" and not each.holds]
+    assert [each.requested for each in rules] == refused
 
 
 def test_a_hospital_may_allow_the_optimizer_s_state(tmp_path):
@@ -203,6 +236,11 @@ def test_the_rules_know_which_learners_send_more_than_a_model():
 def test_the_rules_know_which_learners_keep_a_reservoir():
     keeping = {name for name, each in LEARNERS.items() if "reservoir" in dict(each.tables)}
     assert keeping == WITH_RESERVOIR, "WITH_RESERVOIR names those with the table reservoir"
+
+
+def test_the_rules_know_which_learners_cut_the_reservoir_by_task():
+    cutting = {name for name, each in LEARNERS.items() if issubclass(each, TaskMemory)}
+    assert cutting == BY_TASK, "BY_TASK (policy.py): those that keep images of each task"
 
 
 def test_the_rules_hold_for_a_method_with_a_learner_of_its_own(monkeypatch):
