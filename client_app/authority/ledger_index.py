@@ -191,8 +191,8 @@ class Index:
             self.move(replace(head, used=used, counted=now, most=most))
         if used + more <= most:
             return None
-        allowed = f"{machine.max_disk_gb:g} or less"
-        return PolicyError("machine.max-disk-gb", (used + more) / GB, allowed)
+        ruling = machine.ruling("max-disk-gb", (used + more) / GB)
+        return PolicyError(ruling.rule, ruling.requested, ruling.allowed)
 
 
 def index_of(path: Path) -> Path:

@@ -97,8 +97,8 @@ class Rules:
         """The ruling of a limit on a number."""
         rule, limit = f"{self.table}.{name}", getattr(self, name.replace("-", "_"))
         if name.startswith("min-"):
-            return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
-        return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
+            return Ruling(rule, f"{limit:.15g} or more", asked, asked >= limit)
+        return Ruling(rule, f"{limit:.15g} or less", asked, asked <= limit)
 
     def uphold(self, name: str, asked: float) -> None:
         """Raise a `PolicyError` if a number is beyond a limit."""
@@ -234,14 +234,17 @@ class ReleaseRules(Rules, table="release"):
             PresetError: There is no such GAN.
         """
         gan, check = strategy.settings.gan, strategy.settings.release
-        most = self if self.buffers else replace(self, max_images=0)
-        yield most.ruling("max-images", strategy.buffer_size)
+        size = strategy.buffer_size
+        allowed = "a buffer or none" if self.buffers else "no buffer"
+        asked = "a buffer" if size else "no buffer"
+        yield Ruling("release.buffers", allowed, asked, self.buffers or not size)
+        yield self.ruling("max-images", size)
         yield self.ruling("min-quantile", check.quantile)
         yield self.ruling("max-discarded-share", check.max_discarded)
         yield self.ruling("min-class-training-images", check.min_class_images)
         yield self.ruling("max-membership-leak", check.max_membership)
         without = self.allow_without_privacy
-        if strategy.buffer_size and gan.method == "class-gaussians":
+        if size and gan.method == "class-gaussians":
             yield self.ruling("min-averaged", check.min_class_images)
             allowed = "a generator with a privacy loss"
             allowed = f"{allowed} or without" if without else allowed
@@ -308,7 +311,7 @@ class PrivacyRules(Rules, table="privacy"):
         """The rulings on a run; the account adds the ε spent before."""
         settings, gan = strategy.settings, strategy.settings.gan
         sums = settings.section("sums", SumsSettings)
-        guaranteed = gan.method == "dp-mean-embedding"
+        guaranteed = gan.method == "dp-mean-embedding" and strategy.buffer_size > 0
         learners = {kind.learner for kind in strategy.kinds()}
         trained = settings.train.dp.noise_multiplier > 0
         if "training" in self.require:

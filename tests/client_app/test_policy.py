@@ -71,7 +71,7 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
     [
         ("runs.strategies", 'runs.strategies = ["cwc"]', {}),
         ("release.min-privacy-weight", "release.min-privacy-weight = 2", {}),
-        ("release.max-images", "release.buffers = false", {}),
+        ("release.buffers", "release.buffers = false", {}),
         (
             "release.allow-without-privacy",
             "release.min-privacy-weight = 0",
@@ -155,6 +155,18 @@ def test_the_base_of_fedrewind_has_to_be_named_beside_it(named, refused, tmp_pat
     rulings = policy.judge(Settings.parse({**defaults(), **chosen}))
     rules = [each for each in rulings if each.rule == "runs.strategies" and not each.holds]
     assert [each.requested for each in rules] == refused
+
+
+def test_a_refusal_has_the_rule_and_the_limit_that_the_file_has(tmp_path):
+    """It named max-images, and a limit of 0."""
+    policy = policy_of(tmp_path, "release.buffers = false\nrelease.max-images = 1234567")
+    with pytest.raises(PolicyError) as refusal:
+        policy.check(Settings.parse(defaults()))
+    assert refusal.value.explain() == (
+        "Refused by the policy: release.buffers allows no buffer; the value is 'a buffer'."
+    )
+    ruling = policy.release.ruling("max-images", 1234568)
+    assert (ruling.allowed, ruling.holds) == ("1234567 or less", False)
 
 
 def test_a_hospital_may_allow_the_optimizer_s_state(tmp_path):
@@ -377,6 +389,7 @@ def test_the_explanation_names_weights_that_only_their_hash_can_allow(
         ({}, "no guarantee"),
         ({"train.dp.noise-multiplier": 1.0}, "the account adds up"),
         ({"gan.method": "dp-mean-embedding", "gan.epsilon": 0.5}, "0.5"),
+        ({"strategy": "rwt", "gan.method": "dp-mean-embedding"}, "no guarantee"),
     ],
 )
 def test_a_run_without_a_guarantee_does_not_read_as_one_with_an_epsilon_of_0(settings, asked):
