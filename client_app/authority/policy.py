@@ -505,7 +505,8 @@ def _rules(text: str) -> dict[str, Any]:
         if isinstance(entries, dict) and (entries or table in known):
             rules |= {f"{table}.{name}": value for name, value in entries.items()}
         else:
-            rules[table] = entries  # not a rule in a table, so no known rule has this name
+            # Not a rule in a table, so no known rule has this name, not even "runs.max-rounds" = 1.
+            rules[f'"{table}"' if "." in table else table] = entries
     return rules
 
 

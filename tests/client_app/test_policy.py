@@ -213,6 +213,7 @@ def test_a_hospital_that_releases_no_buffers_takes_part_where_there_are_none(tmp
         ("runs.max-rounds = 0x" + "f" * 5000, "it must be 1 to 1000000000"),
         ("a = " + "[" * 5000, "cannot be read"),
         ("figures.smallest-group = 0", "smallest-group"),
+        ("'runs.max-rounds' = 1\n[runs]\nmax-rounds = 9", "there is no rule '\"runs.max-rounds\"'"),
         ("figures = {smallest-group = 0}", "policy.toml: The setting 'figures.smallest-group'"),
         ("[", "cannot be read"),
     ],
