@@ -6,6 +6,7 @@ policy, its name, the federation's classes and, at a real hospital, the run.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -54,8 +55,10 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     """
     own = own_config(context)
     simulated = is_simulated(own)
-    policy = policy_file(own)
-    rules = read_bytes(policy) if policy and policy.is_file() else b""
+    policy, rules = policy_file(own), None
+    if policy:
+        with suppress(OSError):  # `open_hospital` reports it
+            rules = read_bytes(policy)
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))

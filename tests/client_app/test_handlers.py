@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from client_app import app as module
 from client_app import session
 from client_app.app import app
+from client_app.authority.ledger import path_of, read
 from client_app.authority.privacy_account import epsilon, read_account
 from client_app.release import buffer
 from client_app.release.buffer.job import Release
@@ -26,6 +27,7 @@ from learning.packing import pack_buffer
 from learning.samples import Samples
 from strategies.protocol import console
 from strategies.protocol.code import code_hash
+from strategies.protocol.files import MOST
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import bundle, check_parcel, hash_arrays, pack, unbundle
@@ -122,6 +124,41 @@ def test_a_real_hospital_keeps_the_session_of_its_run_after_earlier_runs(tmp_pat
     first, *_, last = [session.session_for(place, "", (), run) for run in "123"]
     assert session.session_for(place, "", (), "3") is last
     assert session.session_for(place, "", (), "1") is not first
+
+
+def _enlarge(policy):
+    with policy.open("ab") as file:
+        file.truncate(MOST + 1)
+
+
+DAMAGES = {
+    "removed": lambda policy: policy.unlink(),
+    "a folder": lambda policy: (policy.unlink(), policy.mkdir()),
+    "too large": _enlarge,
+    "no text": lambda policy: policy.write_bytes(b"\xff"),
+    "newer": lambda policy: policy.write_text("version = 2"),
+    "another type": lambda policy: policy.write_text("runs = 1"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_policy_that_is_damaged_during_a_run_refuses_all_in_a_line(damage, tmp_path, caplog):
+    place, policy = deployed(tmp_path, strategy="rwt", model="mlp"), tmp_path / "policy.toml"
+    order = Order(0, 0, "graz", [], "plain", "1", code=code_hash())
+
+    def enrol():
+        content = RecordDict({"order": to_record(order)})
+        return app(Message(content, 100, "query.enrol", ttl=60.0), place)
+
+    assert not enrol().has_error()
+    damage(policy)
+    caplog.clear()
+    answer = enrol()
+    assert answer.error.code == Failure.SETTINGS
+    assert answer.error.reason == "The hospital's policy cannot be used; its own log says why."
+    (line,) = caplog.messages
+    assert str(policy) in line
+    assert len([*read(path_of("graz", tmp_path / "store"))]) == 2
 
 
 def test_preparing_gives_sizes_and_a_first_model(tmp_path):
