@@ -54,6 +54,12 @@ class Column:
             return nan if hospital else value
         return run.tests.get((self.metric, hospital, self.held), nan)
 
+    def tested_at(self, run: CompletedRun) -> set[str]:
+        """The hospitals behind the figure of a run."""
+        if not self.metric:
+            return {hospital for _, hospital, _ in run.tests}
+        return {hospital for hospital in run.hospitals if isfinite(self.figure(run, hospital))}
+
 
 # The first column is shown first; the terminal shows only this one by hospital and by pairs.
 COLUMNS = (
@@ -300,9 +306,12 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
 
 
 def _figures(column: Column, runs: Sequence[CompletedRun], hospital: str) -> list[float]:
-    """A figure of two runs, at one hospital or over the hospitals that have it in both runs."""
-    if not hospital:
-        tested = [{h for h in run.hospitals if isfinite(column.figure(run, h))} for run in runs]
+    """A figure of two runs, at one hospital or over the hospitals that have it in both runs.
+
+    NaN if it has no figures by hospital, and other hospitals have tested in each run.
+    """
+    if not hospital and column not in COSTS:
+        tested = [column.tested_at(run) for run in runs]
         if tested[0] != tested[1]:
             both = tested[0] & tested[1]
             return [mean(column.figure(run, h) for h in both) for run in runs]

@@ -259,7 +259,13 @@ def test_means_over_different_hospitals_are_not_compared(tmp_path):
         write_run(tmp_path / "cwt" / f"{seed}", "cwt", seed, (0.5, 0.8))
         write_run(tmp_path / "feder" / f"{seed}", "feder", seed, (0.5, nan))
         write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (nan, 0.8))
+    for run in tmp_path.glob("*/*/summary.json"):
+        figures = {"ensemble_accuracy": 0.5 + 0.1 * ("rwt" in str(run)), "wall_seconds": 60.0}
+        run.write_text(json.dumps({**json.loads(run.read_text()), **figures}))
     comparison = compare([tmp_path])
+    (ensemble,) = (column for column in MORE if column.name == "ensemble_accuracy")
+    assert pair(comparison, ["cwt", "rwt"], ensemble).by_seed == {}  # not known by hospital
+    assert pair(comparison, ["cwt", "rwt"], COSTS[0]).by_seed == dict.fromkeys(range(3), 0.0)
     for column in (BALANCED, HELD):
         assert pair(comparison, ["cwt", "rwt"], column).by_seed == dict.fromkeys(range(3), 0.0)
         assert pair(comparison, ["feder", "rwt"], column).by_seed == {}
