@@ -105,6 +105,19 @@ class PrivateSteps:
             expected_batch_size=batch_size,
         )
         deviation = self.settings.noise_multiplier * self.settings.clipping_norm / batch_size
+        clip = clipping.clip_and_accumulate
+
+        def clip_finite() -> None:
+            """Clip numbers only: a sender can make a network that overflows for one image.
+
+            No factor clips an infinite gradient. The weights would be NaN, and the refusal of such
+            a model would reveal the image.
+            """
+            for gradients in clipping.grad_samples:
+                gradients.nan_to_num_(0.0, 0.0, 0.0)
+            clip()
+
+        clipping.clip_and_accumulate = clip_finite
 
         def add_noise(step: DPOptimizer) -> None:
             for parameter in step.params:

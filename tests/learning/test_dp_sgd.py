@@ -67,6 +67,23 @@ def test_a_step_is_the_clipped_sum_of_each_image_s_gradient_and_noise(build):
         torch.testing.assert_close((old - new) * 20, total + noise, rtol=1e-3, atol=1e-5)
 
 
+class Overflow(nn.Module):
+    """Infinite for a white image."""
+
+    def forward(self, pixels):
+        return pixels / (pixels.mean(dim=1, keepdim=True) < 1)
+
+
+def test_an_image_whose_gradient_is_not_finite_reveals_nothing():
+    """All weights were NaN, and the hospital's refusal told the server of the image."""
+    samples = data(20)
+    samples.images[3] = 255
+    model = nn.Sequential(nn.Flatten(), Overflow(), nn.Linear(samples.images[0].numel(), 3))
+    scale_input(model, "unit")
+    after, _ = visit(samples, Plan.make(np.arange(20), 20), model=model)
+    assert all(weight.isfinite().all() for weight in after.parameters())
+
+
 def test_noise_follows_from_the_secret_generator_alone():
     plan = Plan.make(np.arange(20), 10)
     (one, _), (same, _), (other, _) = (visit(data(20), plan, seed) for seed in (0, 0, 1))
