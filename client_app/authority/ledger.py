@@ -41,7 +41,7 @@ from client_app.errors import LedgerError
 from client_app.run import NAME
 from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
-from strategies.protocol.files import expand, read_bytes
+from strategies.protocol.files import expand, open_checked, read_bytes
 from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import count_bytes, find_record, from_record, size_of
@@ -207,36 +207,37 @@ def read(path: Path) -> Iterator[Line]:
         BrokenLedger: A line does not belong there; the text names the first such line.
         OSError: The file cannot be read.
     """
-    *lines, rest = read_bytes(path, sys.maxsize).split(b"\n")
-    broken, end = "", Head()
-    try:
-        with open_index(path) as index:
-            *lines, rest = read_bytes(path, sys.maxsize).split(b"\n")
-            end = index.head()
-    except BrokenLedger as error:
-        broken = str(error)
-    except sqlite3.Error as error:
-        broken = f"{index_of(path).name} cannot be read ({error}). Restore it from a backup."
-    written = lines if broken else lines[: end.lines]
-    confirmed = None
-    for number, line in enumerate(written, 1):
+    broken, end, size = "", Head(), 0
+    with open_checked(path, sys.maxsize) as file:  # not whole: a server can make it very long
         try:
-            entry: dict[str, Any] = {**entry_of(line.decode())}
-        except (ValueError, OverflowError) as error:
-            raise BrokenLedger(f"Line {number} is no line of a ledger.") from error
-        if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
-            raise BrokenLedger(
-                f"Line {number} does not follow from the line before it: one of the two was "
-                "changed or moved, or lines between them are missing."
-            )
-        if confirmed:
-            yield confirmed
-        confirmed = Line(number, _hash(line), entry)
+            with open_index(path) as index:
+                end, size = index.head(), os.fstat(file.fileno()).st_size
+        except BrokenLedger as error:
+            broken = str(error)
+        except sqlite3.Error as error:
+            broken = f"{index_of(path).name} cannot be read ({error}). Restore it from a backup."
+        confirmed, number = None, 0
+        while broken or number < end.lines:
+            number += 1
+            if not (line := file.readline(2 * LONGEST)).endswith(b"\n") and broken:
+                break
+            try:
+                entry: dict[str, Any] = {**entry_of(line.decode())}
+            except (ValueError, OverflowError) as error:
+                raise BrokenLedger(f"Line {number} is no line of a ledger.") from error
+            if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
+                raise BrokenLedger(
+                    f"Line {number} does not follow from the line before it: one of the two was "
+                    "changed or moved, or lines between them are missing."
+                )
+            if confirmed:
+                yield confirmed
+            confirmed = Line(number, _hash(line[:-1]), entry)
     if broken:
         raise BrokenLedger(broken)
     if confirmed:
         yield confirmed
-    if rest or len(lines) > end.lines:
+    if size > end.size:
         raise BrokenLedger(
             f"Line {end.lines + 1} was never confirmed: somebody added it, or its process ended "
             "before the answer left. The next message removes the line."

@@ -26,6 +26,7 @@ from client_app.authority.policy import MachineRules, PolicyError
 from client_app.run import DAY, REMEMBERED
 from client_app.store import GB, Store, disk_used, own_folder
 from strategies.protocol.files import check_kind, open_at_once, read_bytes
+from strategies.protocol.shapes import MOST_VALUES
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS said (digest TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -38,8 +39,8 @@ MEMBERS = "members"
 KEPT = ("figures-secret", "privacy.jsonl", "embeddings/left", MEMBERS)
 HOUR = 3600.0  # seconds after which the store and the kept files are measured again
 # Bytes of a line; an answer with a longer line does not leave. Details of 20 models with 20 classes
-# take 1.3 MB.
-LONGEST = 2**22
+# take 1.3 MB. A line of so many bytes never has more values than are read.
+LONGEST = MOST_VALUES
 SECTOR = 512  # bytes; a disk writes a sector whole or not at all
 
 

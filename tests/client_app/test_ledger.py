@@ -4,6 +4,8 @@ import json
 import resource
 import subprocess
 import sys
+import tracemalloc
+from collections import deque
 from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -224,6 +226,25 @@ def test_what_cannot_be_written_does_not_leave(obstacle, tmp_path, caplog):
     assert answer.error.code == Failure.LEDGER
     assert str(tmp_path) not in str(answer.error.reason)
     assert str(path) in caplog.text
+
+
+def test_each_line_that_is_written_can_be_read(tmp_path):
+    """A server chose the text: afterwards the hospital could not start."""
+    append(tmp_path / "ledger.jsonl", line(0) | {"learner": "," * (LONGEST - 1000)})
+    assert rounds(tmp_path / "ledger.jsonl") == [0]
+
+
+def test_a_long_ledger_takes_no_more_memory_than_a_line(tmp_path):
+    """A server can fill it up to machine.max-disk-gb, and the hospital reads it at its start."""
+    path = tmp_path / "ledger.jsonl"
+    for number in range(30):
+        append(path, line(number) | {"learner": "x" * 10**6})
+    tracemalloc.start()
+    try:
+        assert deque(read(path), maxlen=1)[0].number == 30
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_resident_process_leaves_it_to_the_one_that_it_answers(tmp_path):
