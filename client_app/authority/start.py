@@ -18,6 +18,7 @@ from client_app.authority.node_config import NodeConfig, OwnError, combined_sett
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import read_account
 from client_app.store import DEFAULT, Store
+from strategies.protocol.archive import ArchiveError, check_unpacked
 from strategies.protocol.files import expand, read_bytes
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import PUBLIC, defaults
@@ -41,6 +42,12 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         file = Path(str(config.get(key, "")).removeprefix(PUBLIC))
         if file.is_absolute() and not file.is_file():
             raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is no file.")
+        try:
+            if file.is_absolute():  # torch would unpack it, whatever its size
+                check_unpacked(file)
+        except (OSError, ArchiveError) as error:
+            text = f"'{key}' is {config[key]!r}, which cannot be used: {error}"
+            raise OwnError("node-config", text) from error
     if own.model:
         _check_model(own.model)
     rules = policy_file(config)

@@ -8,7 +8,6 @@ own, and never evaluated.
 
 import errno
 import math
-import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -110,18 +109,35 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
     """
     arrays: dict[str, NDArray[Any]] = {}
     with open_checked(path, MOST) as file, _open_zip(file) as archive:
-        entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
-        if (whole := sum(entry.file_size for entry in entries)) > ROOM + UNPACKED * size:
-            raise ArchiveError(
-                f"An archive of {size:,} bytes unpacks to {whole:,}: write it with numpy.savez."
-            )
-        for entry in entries:
+        _check_unpacked(archive)
+        for entry in archive.infolist():
             with archive.open(entry) as content:
                 _check_header(content, entry.file_size)
             with archive.open(entry) as content:
                 name = entry.filename.removesuffix(".npy")
                 arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
     return arrays
+
+
+def check_unpacked(path: Path) -> None:
+    """Refuse a ZIP archive that would take far more memory than its size; other files pass.
+
+    Raises:
+        ArchiveError: It would, or it is damaged.
+        OSError: The file cannot be read.
+    """
+    if zipfile.is_zipfile(path):
+        with open_checked(path, MOST) as file, _open_zip(file) as archive:
+            _check_unpacked(archive)
+
+
+def _check_unpacked(archive: zipfile.ZipFile) -> None:
+    assert archive.fp is not None
+    size, whole = archive.fp.seek(0, 2), sum(entry.file_size for entry in archive.infolist())
+    if whole > ROOM + UNPACKED * size:
+        raise ArchiveError(
+            f"An archive of {size:,} bytes unpacks to {whole:,}: write it without compression."
+        )
 
 
 def _check_header(file: IO[bytes], size: int) -> None:

@@ -1,10 +1,12 @@
 """What a hospital's people have written: refused at its start, and told to nobody else."""
 
 import os
+import zipfile
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
@@ -72,6 +74,21 @@ def dangling(path):
 def pipe(path):
     path.unlink()
     os.mkfifo(path)
+
+
+def test_a_file_of_weights_that_would_fill_the_memory_is_refused(place, tmp_path):
+    """torch unpacks a compressed file: one of 390 kB took 400 MB."""
+    path = tmp_path / "weights.pth"
+    torch.save({"weight": torch.zeros(2**25)}, path)
+    own = place.node_config | {"pretrained": str(path)}
+    check_own(own)
+    with zipfile.ZipFile(path) as plain:
+        contents = {name: plain.read(name) for name in plain.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in contents.items():
+            packed.writestr(name, content)
+    assert "'pretrained' is" in refusal(own)
+    assert "unpacks to 134,2" in refusal(own)
 
 
 @pytest.mark.parametrize(
