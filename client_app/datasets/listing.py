@@ -242,7 +242,7 @@ def _file(folder: Path, image: str, real: Callable[[Path], str], names_in: _Name
     starts = (folder, folder / "images")
     files = filter(None, (_find(start / image, real) for start in starts))
     if not (found := list(islice(files, 1))):
-        variants = (file for start in starts for file in _variants(start, image, names_in))
+        variants = (file for start in starts for file in _variants(start, image, real, names_in))
         found = [file for each in variants if (file := _find(each, real))]
     if len(found) > 1:
         raise _RowError("names several images that are there: write the name in full")
@@ -269,7 +269,9 @@ def _find(file: Path, real: Callable[[Path], str]) -> Path | None:
         raise _RowError("names an image that cannot be looked up") from error
 
 
-def _variants(start: Path, image: str, names_in: _NamesIn) -> list[Path]:
+def _variants(
+    start: Path, image: str, real: Callable[[Path], str], names_in: _NamesIn
+) -> list[Path]:
     """The files that a name from another machine may mean.
 
     Such a name may have backslashes, another case or Unicode form, percent signs, or no suffix.
@@ -278,9 +280,9 @@ def _variants(start: Path, image: str, names_in: _NamesIn) -> list[Path]:
     *folders, last = parts or [""]
     places = [start]
     for part in folders:
-        places = [
-            place / name for place in places for name in names_in(place).get(_plain(part), ())
-        ]
+        below = (place / name for place in places for name in names_in(place).get(_plain(part), ()))
+        # Each folder once: two links to a folder above could double their number at each part.
+        places = [*dict.fromkeys(Path(real(each)) for each in below)]
     for key in (_plain(last), _plain(last) + "."):
         if found := [place / name for place in places for name in names_in(place).get(key, ())]:
             return found

@@ -235,6 +235,17 @@ def test_files_are_listed_without_links_in_their_paths(manifest, tmp_path):
     assert [entry.file for entry in entries] == [folder / "deep" / "4.png"]
 
 
+def test_links_to_a_folder_above_do_not_multiply_the_folders_to_search(manifest):
+    """Two links and a row of 60 bytes filled the memory of the hospital."""
+    folder = manifest(f"image,label\n{'A/' * 30}meier.png,a\n{'A/' * 30}0.PNG,a\n")
+    for name in "aA":
+        (folder / name).symlink_to(".")
+
+    listing = list_manifest(str(folder))
+    assert [each.where.partition(" (")[0] for each in listing.unusable] == ["row 2"]
+    assert [entry.file for entry in listing.entries] == [folder / "0.png"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
