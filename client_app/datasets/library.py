@@ -99,6 +99,11 @@ class _File:
         return str(self.entry.file), -1 if self.entry.slice is None else self.entry.slice
 
     @property
+    def memory(self) -> int:
+        """Bytes that the file takes at most: it may be one long header, which a reader copies."""
+        return 3 * self.size + (self.header.memory if self.header else 0)
+
+    @property
     def key(self) -> _Key:
         """The key of the file's pixels in any form."""
         return self.content, self.place[1]
@@ -184,7 +189,7 @@ class _Library:
                 file.reason, file.content = reason, content
             else:
                 changed.append(file)
-        for chunk, threads in self._chunks("looking at", changed, os.cpu_count() or 1):
+        for chunk, threads in self._chunks("looking at", changed):
             list(threads.map(_look, chunk))
             self._save(chunk)
         return files
@@ -205,11 +210,9 @@ class _Library:
         work = partial(_decode, form=form, shape=shape, known=frozenset(found))
         used = {row for row, _ in found.values()}
         free = (row for row in count() if row not in used)
-        largest = max((f.size + f.header.memory for f in missing if f.header), default=0)
         if missing:
             check_disk(self.machine, self.folder.parents[1], len(missing) * math.prod(shape))
-        at_once = decoding_threads(self.machine, largest)
-        for chunk, threads in self._chunks("importing", missing, at_once):
+        for chunk, threads in self._chunks("importing", missing):
             new = {}
             with _open(place) as pixels:
                 for file, decoded in zip(chunk, threads.map(work, chunk), strict=True):
@@ -266,10 +269,11 @@ class _Library:
         self.index.commit()
 
     def _chunks(
-        self, step: str, files: Sequence[_File], at_once: int
+        self, step: str, files: Sequence[_File]
     ) -> Iterator[tuple[Sequence[_File], Executor]]:
-        """Yield chunks of the files, with threads to work on them."""
+        """Yield chunks of the files, with as many threads to work on them as memory allows."""
         pace = partial(self.progress, step) if self.progress else Pace(f"{step} images")
+        at_once = decoding_threads(self.machine, max((f.memory for f in files), default=0))
         with ThreadPoolExecutor(at_once) as threads:
             for start in range(0, len(files), CHUNK):
                 pace(start, len(files))

@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 
 import numpy as np
@@ -18,7 +19,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from client_app.authority.limits import check_model, decoding_threads
 from client_app.authority.policy import MachineRules, Policy, PolicyError
-from client_app.datasets import files
+from client_app.datasets import files, library
 from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
@@ -280,6 +281,25 @@ def test_as_many_images_are_decoded_at_a_time_as_memory_allows(monkeypatch):
     assert decoding_threads(MachineRules(16, 200), 10**6) == 16
     assert decoding_threads(MachineRules(1, 200), largest) == 1
     assert decoding_threads(None, largest) == 16
+
+
+def test_as_many_headers_are_read_at_a_time_as_memory_allows(folder, tmp_path, monkeypatch):
+    """Files of 8 kB on the disk took 1 GB each: a header may be as long as its file."""
+    numbers = []
+
+    class Threads(ThreadPoolExecutor):
+        def __init__(self, most):
+            numbers.append(most)
+            super().__init__(most)
+
+    monkeypatch.setattr(library, "ThreadPoolExecutor", Threads)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    with (folder / "long.png").open("wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        file.truncate(2**22)
+    machine = MachineRules(max_memory_gb=0.026, max_disk_gb=1)
+    assert reasons(folder, tmp_path, machine=machine).keys() == {"a/long.png"}
+    assert numbers == [2, 16]  # to look at both, and to decode the good one
 
 
 def test_a_store_does_not_grow_above_what_the_policy_allows(folder, tmp_path):
