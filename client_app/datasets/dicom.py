@@ -165,9 +165,31 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
         count, first, bits = dataset.RedPaletteColorLookupTableDescriptor
         # pydicom 3.0 looks values up in the type of the entries: 300 in 8 bits would be 44.
         stored = stored.clip(np.int32(first), np.int32(first + (count or 2**16) - 1))
+        _check_segments(dataset, "<" if syntax.is_little_endian else ">")
         stored = apply_color_lut(stored, dataset)[..., :3]  # without transparency
         bits = min(bits, 8 * stored.itemsize)  # some devices write 16 for entries of 8 bits
     return (stored >> max(0, bits - 8)).astype(np.uint8)
+
+
+def _check_segments(dataset: Any, order: str) -> None:
+    """Refuse a palette in segments that has more entries than a palette can have.
+
+    A segment may also repeat all segments before it, so 700 bytes could stand for gigabytes. Such
+    segments are not read.
+    """
+    form = f"{order}u{dataset.RedPaletteColorLookupTableDescriptor[2] // 8}"
+    for colour in ("Red", "Green", "Blue", "Alpha"):
+        data = dataset.get(f"Segmented{colour}PaletteColorLookupTableData") or b""
+        numbers, place, entries = np.frombuffer(data, form).tolist(), 0, 0
+        while place + 1 < len(numbers):
+            kind, length = numbers[place : place + 2]
+            place += 2 + (1 if kind else length)  # a line to one entry, or a list of entries
+            entries += length
+            if kind > 1 or entries > 2**16:
+                raise UnusableImage(
+                    "is DICOM with a palette in segments that are not read here: export it with "
+                    "another palette"
+                )
 
 
 def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:

@@ -664,6 +664,24 @@ def test_values_beyond_a_palette_show_its_ends(depth, first, read):
     assert pixels.tolist() == [np.clip(values.astype(int) - first, 0, 255).tolist()] * 3
 
 
+REPEATED = [2, 2, 0, 0, 2, 3, 0, 0]  # the first two segments again, and then all three
+
+
+@pytest.mark.parametrize("more", [[], REPEATED, [1, 60_000, 5, 1, 60_000, 5]])
+def test_palettes_in_segments_are_read_if_they_are_small(more, read, refused):
+    """A file of 718 bytes took 370 MB, and each segment more doubled that."""
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for colour in ("Red", "Green", "Blue"):
+        tags[f"{colour}PaletteColorLookupTableDescriptor"] = [4, 0, 16]
+        segments = np.array([0, 2, 10 << 8, 20 << 8, 1, 2, 40 << 8, *more], "<u2").tobytes()
+        tags[f"Segmented{colour}PaletteColorLookupTableData"] = segments
+    content = dicom(np.array([[0, 1, 2, 3]], np.uint8), **tags)
+    if more:
+        refused(content, "^is DICOM with a palette in segments that are not", by_header=False)
+    else:
+        assert read(content)[1].tolist() == [[[10, 20, 30, 40]]] * 3
+
+
 @pytest.mark.parametrize("colours", [(), (3,)])
 def test_frames_without_their_number_are_refused(colours, refused):
     frame = np.zeros((4, 3, *colours), np.uint8)
