@@ -19,6 +19,7 @@ from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG
 from strategies.protocol.files import FileError, expand, is_locked, read_text
+from strategies.protocol.may_leave import FIGURE
 from strategies.protocol.run_config import read_config
 
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
@@ -115,6 +116,12 @@ def _read(path: Path) -> CompletedRun:
     figures = {name: value for name, value in vars(summary).items() if type(value) in (int, float)}
     models = [row for row in summary.assessments if row.get("kind") == "model"]
     shares = [found["share"] for row in models if (found := row.get("largest_class"))]
+    tested = [row[metric]["value"] for row in models for metric in METRICS if row.get(metric)]
+    curves = {name: _curve(rounds, summary.history.get(name)) for name in figures}
+    plotted = [value for curve in curves.values() for value in curve.values()]
+    for value in (*figures.values(), *tested, *shares, *plotted):
+        if value not in FIGURE:  # a sum of two could be too large for a float
+            raise FileError(f"its {SUMMARY} has the figure {value!r:.80}.")
     chance = mean_chance(models)
     return CompletedRun(
         path,
@@ -122,7 +129,7 @@ def _read(path: Path) -> CompletedRun:
         summary.status,
         summary.hospitals,
         figures | {"megabytes": (summary.bytes_sent + summary.bytes_received) / 1e6},
-        {name: _curve(rounds, summary.history.get(name)) for name in figures},
+        curves,
         {kind for own in summary.data.values() if (kind := own.get("kind"))},
         _means(models),
         {hospital: _images(own) for hospital, own in summary.data.items()},

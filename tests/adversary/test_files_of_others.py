@@ -315,6 +315,26 @@ def test_names_of_others_control_no_terminal_and_no_spreadsheet(tmp_path, monkey
     assert {float(c) < 0 for c in cells if c[:1] == "-"} <= {True}
 
 
+@pytest.mark.parametrize("place", ["assessments", "history", "figure"])
+def test_a_run_with_absurd_figures_is_left_out(place, results, tmp_path):
+    """Their sum is too large for a float, and no run was compared."""
+    folder = copy_of(results[0], tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    if place == "assessments":
+        for row in summary["assessments"]:
+            row["balanced_accuracy"] = {"value": 1e308, "low": None, "high": None}
+    elif place == "history":
+        summary["history"]["federation_accuracy"] = [1e308] * len(summary["history"]["round"])
+    else:
+        summary["wall_seconds"] = 1e308
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = compare([folder, results[0]])
+    assert [each.reason for each in found.left_out] == [
+        "cannot be read (its summary.json has the figure 1e+308.)"
+    ]
+    assert found.methods
+
+
 def test_more_methods_and_hospitals_than_can_be_compared_are_said(results, monkeypatch):
     monkeypatch.setattr(comparison, "MOST_CELLS", 1)
     with pytest.raises(SettingsError, match="name fewer folders"):
