@@ -99,7 +99,7 @@ def train(
 
 def make_optimizer(learner: Learner, settings: TrainSettings) -> torch.optim.Optimizer:
     """A new optimizer, or one with the state that came with the model."""
-    optimizer = OPTIMIZERS[settings.optimizer](
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](
         learner.trained_parameters(),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
