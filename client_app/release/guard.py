@@ -77,7 +77,7 @@ def _answer(
 def _failure(error: Exception | Terminated, message: Message, context: Context) -> Message:
     """The answer to a message that failed; details go to the hospital's log alone."""
     log = logging.getLogger("flwr")
-    if isinstance(error, tuple(LEAVES)):
+    if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
         refusal = OwnError("files", str(error)) if _names_own(str(error), context) else error
         own = line_of(refusal)
         # In a simulation the server logs the other texts on the same terminal.

@@ -615,7 +615,7 @@ def test_a_program_that_ends_is_started_again_with_a_hint_for_people(
 def test_a_superlink_that_ends_at_its_start_is_not_started_again(script, tmp_path):
     """Without its line "Starting Fleet API": its database is damaged, for example."""
     program = script("exit 3", "Look at the database.")
-    program._voice = SuperLinkVoice(dict)
+    program.voice = SuperLinkVoice(dict)
     with pytest.raises(DeployError, match=r"\(status 3\) at its start. Look at the database\."):
         wait_until(lambda: len(starts(tmp_path)) == 2, program.look_after)
 
