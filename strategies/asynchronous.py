@@ -92,7 +92,7 @@ class Asynchronous(Strategy):
             source = _draw(others or [hospital], self._rng(model))
         visit = replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
         _, _, makers = state.ordered.get(visit.key, (0, 0.0, visit.replay))  # before a kill
-        return replace(visit, replay=tuple(makers))
+        return replace(visit, replay=tuple(each for each in makers if each in state.buffers))
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """Send the model on; a hospital that now rests gives back its whole queue."""

@@ -239,7 +239,7 @@ class Engine:
         buffers = {
             f"{hash_}/buffer": state.shelf.get(state.buffers[maker])["buffer"]
             for maker, hash_ in ordered.order.hash_of.items()
-            if (visit.hospital, hash_) not in state.delivered
+            if maker in state.buffers and (visit.hospital, hash_) not in state.delivered
         }
         encoder = state.undelivered_encoder(visit.hospital)
         return {**state.strip_encoder(ordered.sent), **buffers, **encoder}

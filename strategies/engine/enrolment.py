@@ -306,6 +306,7 @@ def take_first(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str,
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:
             state.withheld[hospital] = node
+            state.buffers.pop(hospital, None)  # of before, if the hospital has returned
         return {}
     state.note_delivered(hospital, [order.members_hash], arrived=True)
     if "buffer" in parcel:

@@ -9,7 +9,17 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save
 from strategies.protocol.records import ParcelError, from_record
-from tests.fakes import CountingHospital, Withholding, failing, federation, parcels_of
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    Ledger,
+    Withholding,
+    failing,
+    federation,
+    go,
+    parcels_of,
+    settings,
+)
 from tests.strategies import test_engine as engine
 
 
@@ -173,6 +183,39 @@ def test_a_hospital_that_failed_to_prepare_without_a_buffer_is_asked_again():
     prepared = [e.outcome for e in ledger.of("query.prepare") if e.hospital == "h2"]
     assert prepared == ["release", "crashed", "ok"]
     assert len(hospital.replayed) == 1
+
+
+def test_a_hospital_that_returns_and_withholds_its_buffer_has_it_no_longer_sent_on():
+    """Its policy is stricter since, for example."""
+
+    class Stricter(Withholding):
+        strict = False
+
+        def prepare(self, message, order):
+            kind = Withholding if self.strict else CountingHospital
+            return kind.prepare(self, message, order)
+
+    hospital = Stricter("h2")
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            if server_round == 2:
+                del grid.handlers[102]
+            if server_round == 3:
+                hospital.strict = True
+                grid.handlers[202] = hospital
+
+    grid = FakeGrid(federation(3, h2=hospital))
+    state = go(settings(strategy="feder", num_server_rounds=9, min_hospitals=2), grid, Watching())
+    assert sorted(state.buffers) == ["h0", "h1"]
+    makers = {
+        (message.content["order"]["round"] > 3, each.partition("=")[0])
+        for *_, message in visits(grid)
+        for each in message.content["order"]["replay"]
+    }
+    assert (True, "h2") not in makers
+    assert (True, "h0") in makers
 
 
 @pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
