@@ -6,8 +6,9 @@ gradient is clipped to a norm C, and noise of σ C is added to their sum (opacus
 covers the model. It does not cover the loss of a visit or test figures.
 """
 
+import hmac
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 
 from learning.errors import ModelError
 from strategies.protocol.settings import DPSettings
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # as in learning/augmentation.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,22 @@ class PrivateSteps:
         """The images of each step of an epoch; a step may be empty."""
         return [torch.from_numpy(self.plan.draw(self.secret)) for _ in range(self.plan.steps)]
 
+    def augment_alone(self, augment: Augment) -> Augment:
+        """An augmentation that changes each image alone, whatever else is in the batch.
+
+        With numbers for the batch as a whole, a drawn patient would change those of all images
+        behind it, and so their gradients.
+        """
+
+        def change(images: Tensor, generator: torch.Generator) -> Tensor:
+            key, parts = self.secret.bytes(16), []
+            for image in images.split(1):
+                digest = hmac.digest(key, image.cpu().numpy().tobytes(), "sha256")
+                parts.append(augment(image, generator.manual_seed(int.from_bytes(digest[:7]))))
+            return torch.cat(parts)
+
+        return change
+
     @contextmanager
     def wrap(
         self, network: nn.Module, optimizer: torch.optim.Optimizer
@@ -90,6 +109,8 @@ class PrivateSteps:
 
         hooks = []
         for layer in network.modules():
+            if not [*layer.children(), *layer.parameters()]:
+                hooks.append(layer.register_forward_pre_hook(_draw_nothing))
             if hasattr(layer, "inplace"):  # opacus fails in place; the results are the same
                 layer.inplace = False  # type: ignore[assignment]
             if isinstance(layer, nn.Conv2d):  # opacus reads the input as if it were contiguous
@@ -134,6 +155,11 @@ class PrivateSteps:
                 watched.to_standard_module()
                 for hook in hooks:
                     hook.remove()
+
+
+def _draw_nothing(layer: nn.Module, inputs: object) -> None:
+    """Dropout and the like do nothing, for the reason that `PrivateSteps.augment_alone` gives."""
+    layer.eval()
 
 
 def noise_alone(parameters: Iterable[nn.Parameter]) -> None:

@@ -55,7 +55,10 @@ def train(
     device = samples.labels.device
     optimizer = make_optimizer(learner, settings)
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    draws = Draws(generator, AUGMENTATIONS[settings.augment])
+    augment = AUGMENTATIONS[settings.augment]
+    if private and settings.augment != "none":
+        augment = private.augment_alone(augment)
+    draws = Draws(generator, augment)
     done = seen = 0
     dtype = torch.double if private else torch.float
     stepping = private.wrap(learner.model, optimizer) if private else nullcontext(optimizer)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from learning.augmentation import AUGMENTATIONS
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.errors import DeadlineError, ModelError
 from learning.learners.plain import Plain
@@ -90,6 +91,31 @@ def test_noise_follows_from_the_secret_generator_alone():
     first, again, different = (next(each.parameters()) for each in (one, same, other))
     assert torch.equal(first, again)
     assert not torch.equal(first, different)
+
+
+class All(Plan):
+    """Draws all patients, or all but the first."""
+
+    first = 0
+
+    def draw(self, rng):
+        return np.arange(self.first, len(self.owners))
+
+
+class AllButFirst(All):
+    first = 1
+
+
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+def test_a_patient_changes_no_draw_for_the_others(augment):
+    """Dropout and augmentations drew for a batch: without its first image all others changed."""
+    both = []
+    for kind in (All, AllButFirst):
+        model = convolutions()
+        model.insert(2, nn.Dropout())
+        after, _ = visit(data(20), kind(np.arange(20), 1.0, 1), model=model, augment=augment)
+        both.append(nn.utils.parameters_to_vector(after.parameters()).detach())
+    assert 0 < (both[0] - both[1]).norm() * 20 < NORM * 1.01
 
 
 def test_patients_are_drawn_by_themselves_and_one_image_of_each():
