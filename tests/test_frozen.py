@@ -130,6 +130,36 @@ def test_only_images_without_features_are_computed(tmp_path, digits, monkeypatch
     assert counted.call_count == 3
 
 
+class Overflow(torch.nn.Module):
+    """Infinite for an image that is brighter than `most`."""
+
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, images):
+        return images / (images.float().mean(dim=(1, 2, 3), keepdim=True) < self.most)
+
+
+@pytest.mark.parametrize("most", [185, 0])
+def test_no_image_decides_whether_features_are_refused(folder, tmp_path, monkeypatch, most):
+    """The refusal told the server that the hospital has the patient, whatever ε was."""
+
+    def hostile(*args):
+        network, architecture = frozen_network(*args)
+        return torch.nn.Sequential(Overflow(most), *network.children()), architecture
+
+    monkeypatch.setattr(features, "frozen_network", hostile)
+    chosen = settings(dataset=f"folder:{folder}", partition="iid")
+    if not most:
+        with pytest.raises(ModelError, match="features that are not finite"):
+            open_data(chosen, 0, 1, store=tmp_path)
+        return
+    data = open_data(chosen, 0, 1, store=tmp_path)
+    lengths = torch.cat([part.images.flatten(1) for part in (data.train, data.test)]).norm(dim=1)
+    assert lengths.sort().values.tolist() == pytest.approx([0.0] * 2 + [1.0] * 18)  # one is black
+
+
 @pytest.mark.parametrize("kept", [0, 100, -1])
 def test_features_in_a_damaged_file_are_computed_again(kept, tmp_path, digits):
     (file,) = tmp_path.glob("features/*/*.npy")

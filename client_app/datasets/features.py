@@ -27,8 +27,10 @@ from client_app.authority.policy import MachineRules
 from client_app.datasets.library import VERSION
 from client_app.datasets.pool import Pool
 from client_app.store import hold_lock, own_folder
+from learning.judgement import random_samples
 from learning.models.frozen import Body
 from learning.models.whole import frozen_network
+from learning.samples import Samples
 from strategies.protocol.console import Pace
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings
@@ -42,7 +44,7 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
 
     Raises:
         ModelError: The network cannot be built, does not end in a linear layer, or gives features
-            that are not finite; or the weights do not fit it.
+            of random pixels that are not finite; or the weights do not fit it.
         PolicyError: The computation needs more memory than `machine` allows, or the store would be
             larger.
     """
@@ -100,6 +102,9 @@ def _compute(
     new = np.zeros(len(ids), table.dtype)
     new["id"], new[done] = ids, table[known[done]]
     missing = np.flatnonzero(~done)
+    if len(missing):
+        like = torch.empty(0, *pool.images.shape[1:], dtype=torch.uint8, device=device)
+        body.check(random_samples(Samples(like, like), 1).images[:BATCH])
     rows = np.arange(len(ids)) if pool.rows is None else pool.rows
     pace = Pace("The frozen network", "images")
     for start in range(0, len(missing), BATCH):

@@ -54,7 +54,8 @@ def weights_hash(network: nn.Module, architecture: "Architecture") -> str:
 class Body(nn.Module):
     """A network without its last linear layer: images uint8 [N, C, H, W] -> features [N, d].
 
-    The network is changed in place.
+    The network is changed in place. It may have been made so that it overflows for one image. Then
+    a failure would reveal the patient, so no image causes one.
 
     Attributes:
         width: The number of features, d.
@@ -73,15 +74,18 @@ class Body(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """The features of images, each of length 1.
+        """The features of images, each of length 1; those that are not finite are 0."""
+        return normalize(self.network(images).float()).nan_to_num(0.0, 0.0, 0.0)
+
+    @torch.no_grad()
+    def check(self, random: Tensor) -> None:
+        """Refuse weights of no use, by images of random pixels uint8 [N, C, H, W].
 
         Raises:
-            ModelError: A feature is not finite.
+            ModelError: Their features are not finite.
         """
-        features = normalize(self.network(images).float())
-        if not features.isfinite().all():
+        if not normalize(self.network(random).float()).isfinite().all():
             raise ModelError(
                 "The frozen network gives features that are not finite: choose other weights "
                 "('pretrained') or another 'model'."
             )
-        return features
