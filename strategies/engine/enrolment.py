@@ -236,6 +236,8 @@ def _judge(
         run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
             failed.append(delivery)
+            if delivery.failure is Failure.POLICY:
+                _forget_buffer(run, hospital)
         else:
             cards[hospital] = node, came[node]
             state.keys[hospital] = came[node].identity
@@ -306,7 +308,8 @@ def take_first(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str,
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:
             state.withheld[hospital] = node
-            state.buffers.pop(hospital, None)  # of before, if the hospital has returned
+        if delivery.failure in (Failure.RELEASE, Failure.POLICY):
+            _forget_buffer(run, hospital)
         return {}
     state.note_delivered(hospital, [order.members_hash], arrived=True)
     if "buffer" in parcel:
@@ -329,6 +332,16 @@ def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
         return {}
     log(INFO, "%s prepares without synthetic images, which may not leave it", order.hospital)
     return {order.hospital: delivery.letter.node}
+
+
+def _forget_buffer(run: Run, hospital: str) -> None:
+    """Forget the buffer of before of a hospital that has returned and now refuses.
+
+    If its visits need its own buffer, the hospital is away until it prepares one.
+    """
+    run.state.buffers.pop(hospital, None)
+    if run.strategy.needs_own_buffer and hospital in run.state.nodes:
+        run.state.nodes[hospital] = AWAY
 
 
 def _outsiders(run: Run) -> dict[str, int]:

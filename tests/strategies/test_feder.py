@@ -185,29 +185,44 @@ def test_a_hospital_that_failed_to_prepare_without_a_buffer_is_asked_again():
     assert len(hospital.replayed) == 1
 
 
-def test_a_hospital_that_returns_and_withholds_its_buffer_has_it_no_longer_sent_on():
-    """Its policy is stricter since, for example."""
+class Stricter(Withholding):
+    """Has a stricter policy from some time on: for its buffer, or for the whole run."""
 
-    class Stricter(Withholding):
-        strict = False
+    strict = ""
 
-        def prepare(self, message, order):
-            kind = Withholding if self.strict else CountingHospital
-            return kind.prepare(self, message, order)
+    def enrol(self, message, order):
+        if self.strict == "run":
+            return failing(message, Failure.POLICY, "The run is not allowed [release].")
+        return super().enrol(message, order)
 
+    def prepare(self, message, order):
+        kind = Withholding if self.strict == "buffer" else CountingHospital
+        return kind.prepare(self, message, order)
+
+
+@pytest.mark.parametrize("variant", ["full", "synthetic-only"])
+@pytest.mark.parametrize("strict", ["buffer", "run"])
+def test_a_hospital_that_returns_with_a_stricter_policy_has_its_buffer_no_longer_sent_on(
+    strict, variant
+):
+    """It returns under another node after round 3, and under its first one after round 5."""
     hospital = Stricter("h2")
 
     class Watching(Ledger):
         def round_finished(self, server_round):
             super().round_finished(server_round)
-            if server_round == 2:
-                del grid.handlers[102]
+            if server_round in (2, 5):
+                grid.handlers.pop(102 if server_round == 2 else 202)
             if server_round == 3:
-                hospital.strict = True
+                hospital.strict = strict
                 grid.handlers[202] = hospital
+            if server_round == 5:
+                grid.handlers[102] = hospital
 
-    grid = FakeGrid(federation(3, h2=hospital))
-    state = go(settings(strategy="feder", num_server_rounds=9, min_hospitals=2), grid, Watching())
+    grid, ledger = FakeGrid(federation(3, h2=hospital)), Watching()
+    grid.names = {102: "h2", 202: "h2"}
+    chosen = {"feder__variant": variant, "num_server_rounds": 9, "min_hospitals": 2}
+    state = go(settings(strategy="feder", **chosen), grid, ledger)
     assert sorted(state.buffers) == ["h0", "h1"]
     makers = {
         (message.content["order"]["round"] > 3, each.partition("=")[0])
@@ -216,6 +231,8 @@ def test_a_hospital_that_returns_and_withholds_its_buffer_has_it_no_longer_sent_
     }
     assert (True, "h2") not in makers
     assert (True, "h0") in makers
+    trained = {e.round for e in ledger.of("train") if e.hospital == "h2" and e.outcome == "ok"}
+    assert max(trained) == (9 if variant == "full" else 2)
 
 
 @pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
