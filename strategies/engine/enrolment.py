@@ -92,7 +92,8 @@ def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
     """Yield the messages that ask the hospitals at some nodes for their cards."""
     registered = _registered_names(run)
     for node in nodes:
-        order = run.order(registered.get(node, ""), task=0, code=code_hash())
+        name = registered.get(node, "")  # it may have lost its list of members
+        order = run.order(name, task=0, code=code_hash(), members=run.members)
         yield run.letter("query.enrol", node, order, order)
 
 
@@ -292,7 +293,8 @@ def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
     """Yield the messages that ask hospitals to prepare."""
     for name, node in nodes.items():
         size = 0 if name in run.state.withheld else run.strategy.buffer_size
-        order = run.order(name, own_start=run.strategy.own_start, buffer_size=size)
+        start, members = run.strategy.own_start, run.members  # it may have lost the list
+        order = run.order(name, own_start=start, buffer_size=size, members=members)
         yield run.letter("query.prepare", node, order, order)
 
 

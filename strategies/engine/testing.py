@@ -149,7 +149,8 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     state, batch = run.state, delivery.letter.about
     hop, hospital = state.hop, batch.order.hospital
     delivery, reported = admit(delivery, admit_tested, batch.order, batch.parcels)
-    state.note_delivered(hospital, [state.encoder_hash], arrived=reported is not None)
+    held = [batch.order.encoder, batch.order.members_hash]
+    state.note_delivered(hospital, held, arrived=reported is not None)
     answer = Event.from_delivery(delivery, hospital, round=batch.round, hop=hop, metrics={})
     reported = reported or {}
     for verb in ("ensemble", "standalone"):

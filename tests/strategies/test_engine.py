@@ -1,5 +1,6 @@
 """The engine, with hospitals that count visits instead of training."""
 
+import shutil
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from client_app.authority.identity import Identity
+from client_app.authority.members import announced_members
+from client_app.store import Store
 from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.engine import Engine
@@ -21,7 +25,9 @@ from strategies.engine.state import State
 from strategies.engine.strategy import RunError, Strategy
 from strategies.fedavg import FedAvg
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel, hash_arrays, pack, parcel_in
+from strategies.protocol.records import ParcelError, from_record
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import (
@@ -220,6 +226,59 @@ def test_a_hospital_that_is_away_comes_back_under_another_node_id():
         "h1": 3,
         "h2": 4,
     }
+
+
+class Announced(CountingHospital):
+    """Takes part in sealed runs, and keeps the list of members in its store."""
+
+    def __init__(self, name, store):
+        super().__init__(name)
+        self.store = store
+        self.key = str(Identity.load(name, store / "identity").member)
+
+    def __call__(self, message):
+        order = from_record(Order, message.content.config_records["order"])
+        try:
+            announced_members(Store(self.store / "run"), order)
+        except ParcelError as error:
+            return failing(message, Failure.PARCEL, str(error))
+        return super().__call__(message)
+
+    def enrol(self, message, order):
+        answer = super().enrol(message, order)
+        answer.content.config_records["card"]["identity"] = self.key
+        return answer
+
+    def train(self, message, order):
+        label = check_parcel(parcel_in(message.content)).advance(order)
+        metrics = MetricRecord({"num-examples": 1.0})
+        content = RecordDict({**self.parcel(0, label), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    def parcel(self, visits, label):
+        return pack({"model": ArrayRecord({"sealed": Array(np.zeros(9, "u1"))})}, label)
+
+
+@pytest.mark.parametrize(("strategy", "verb"), [("cwt", "train"), ("centralized", "evaluate")])
+@pytest.mark.parametrize("node", [101, 201])
+def test_a_hospital_that_has_lost_its_list_of_members_gets_it_again(tmp_path, strategy, verb, node):
+    """A part of its store was lost, for example; h1 of centralized only tests."""
+    handlers = {100 + k: Announced(f"h{k}", tmp_path / f"h{k}") for k in range(2)}
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            if server_round == 2:
+                grid.handlers[node] = grid.handlers.pop(101)
+                shutil.rmtree(tmp_path / "h1" / "run")
+
+    grid, ledger = FakeGrid(handlers), Watching()
+    grid.names = {100: "h0", 101: "h1", 201: "h1"}
+    chosen = {"strategy": strategy, "sealed": True, "num_server_rounds": 5, "min_hospitals": 1}
+    go(settings(**chosen), grid, ledger)
+    done = {e.round for e in ledger.of(verb) if e.hospital == "h1" and e.outcome == "ok"}
+    assert done >= {1, 2, 4, 5}
+    assert (3 in done) == (node == 201)
 
 
 def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
