@@ -187,7 +187,7 @@ def dossier(
 ) -> bool:
     """Check the dossier of synthetic images that left."""
     from client_app.authority.identity import Identity
-    from client_app.authority.ledger import path_of, released_dossier
+    from client_app.authority.ledger import path_of, released_dossiers
     from client_app.authority.members import read_members
     from client_app.release.dossier.crate import write_dossier_crate
     from client_app.release.dossier.files import check, newest_dossier
@@ -217,9 +217,12 @@ def dossier(
         named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
         where = "the received buffer"
     else:
-        named = released_dossier(
+        released = released_dossiers(
             path_of(site, store_dir), checked.run if file else path.parent.name
         )
+        named = released[-1] if released else None
+        if file and checked.hash in released:  # an earlier one of the run
+            named = checked.hash
         where = "the ledger"
     match named:
         case None:

@@ -190,14 +190,14 @@ def _text(content: object) -> str:
     return json.dumps(content, default=bytes.hex)
 
 
-def released_dossier(path: Path, run: str) -> str | None:
-    """The hash of a run's last released dossier; None if there is none."""
-    last = None
+def released_dossiers(path: Path, run: str) -> list[str]:
+    """The hashes of a run's released dossiers, in order."""
+    released = []
     for line in read(path) if path.exists() else ():
         for record in line.entry.get("left", ()) if line.entry.get("run") == run else ():
-            if record["name"] == "card":
-                last = record.get("values", {}).get("dossier", last)
-    return last
+            if record["name"] == "card" and (hash_ := record.get("values", {}).get("dossier")):
+                released.append(hash_)
+    return released
 
 
 def read(path: Path) -> Iterator[Line]:

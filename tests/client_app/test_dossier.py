@@ -23,7 +23,7 @@ from client_app.app import app
 from client_app.authority.identity import Identity
 from client_app.release import buffer
 from client_app.release.buffer.job import Release
-from client_app.release.dossier.files import check, write
+from client_app.release.dossier.files import check, newest_dossier, write
 from client_app.release.dossier.law import answers
 from client_app.release.dossier.page import ATTACKS, page
 from client_app.run import dossiers, run_folder
@@ -213,14 +213,21 @@ def test_one_that_was_edited_with_its_page_does_not_hold(sealed, command, signed
     identity = Identity.load("graz", keys[signed]) if signed in keys else None
     told["checked"]["release-median-rank"] = 0.5
     write(path.parent, told, identity)
-    if signed == "not":
-        path.with_name("dossier.sig").unlink()
     if signed == "as before":
         path.with_name("dossier.sig").write_bytes(signature)
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 1
     assert "NOT the dossier that the ledger names" in said
     assert "The dossier is NOT valid." in said
+
+
+def test_an_earlier_one_of_a_run_holds(sealed, command):
+    path, store = file_of(sealed, "graz"), sealed.stores["graz"]
+    identity, text = Identity.load("graz", store / "graz" / "identity"), path.read_bytes()
+    write(path.parent, json.loads(text) | {"policy": None}, identity)
+    earlier = path.parent / hashlib.sha256(text).hexdigest() / path.name
+    code, said = command(store, "graz", earlier)
+    assert code == 0, said
 
 
 def test_one_without_a_signature_or_a_ledger_does_not_hold(sealed, command):
@@ -354,6 +361,19 @@ def test_the_same_release_of_a_run_has_one_dossier(tmp_path):
     first = write(tmp_path, written(), None)
     assert write(tmp_path, written(written="2027-01-01T00:00:00+00:00"), None) == first
     assert write(tmp_path, written(policy=None), None) != first
+
+
+def test_a_dossier_stays_if_the_policy_changes_during_a_run(tmp_path):
+    """Others have a buffer that names it, and its hash is in the ledger."""
+    identity = Identity.load("graz", tmp_path / "identity")
+    first = write(tmp_path / "run", written(), identity)
+    second = write(tmp_path / "run", written(policy=None), identity)
+    keys = {"graz": identity.member}
+    for digest, folder in ((first, tmp_path / "run" / first), (second, tmp_path / "run")):
+        checked = check(folder / "dossier.json", keys)
+        assert checked.hash == digest
+        assert checked.holds
+    assert newest_dossier(tmp_path, "run") == tmp_path / "run" / "dossier.json"
 
 
 def test_a_dossier_with_pictures_of_many_classes_can_be_checked(tmp_path):

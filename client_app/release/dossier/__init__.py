@@ -3,6 +3,7 @@
     <store>/<site>/dossiers/<run>/dossier.json    the dossier; its SHA-256 travels with the buffer
     <store>/<site>/dossiers/<run>/dossier.html    the dossier as a page
     <store>/<site>/dossiers/<run>/dossier.sig     the hospital's signature; a simulation has none
+    <store>/<site>/dossiers/<run>/<SHA-256>/      an earlier dossier of the run, with these files
 
 contents.py makes the contents, law.py relates figures to legal questions, page.py makes the page,
 and files.py writes, signs and checks the files. The dossier stays at the hospital, since its
@@ -20,7 +21,8 @@ from client_app.request import Request
 def keep_dossier(request: Request, release: Release) -> str:
     """Write the dossier of a release into the hospital's store, and return its SHA-256.
 
-    If a run asks for the same buffer again, the dossier stays the same.
+    If a run asks for the same buffer again, the dossier stays the same; with another policy or code
+    it is a new one.
     """
     hospital = request.hospital
     folder = hospital.store.folder / "dossiers" / request.run.folder.name

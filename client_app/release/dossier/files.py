@@ -20,11 +20,14 @@ LONGEST = 2**24  # bytes of a dossier; pictures of many classes take 8 MB
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
     """Write a dossier and return its SHA-256; if only the time differs, keep the earlier time.
 
-    `written` in the dossier is the time. Without `identity` there is no signature.
+    `written` in the dossier is the time. Without `identity` there is no signature. If the policy
+    has changed during a run, for example, the files of the dossier of before move to a folder below
+    that is named by its SHA-256: others have a buffer that names it.
     """
-    path = folder / "dossier.json"
+    path, before = folder / "dossier.json", b""
     with suppress(OSError, ValueError):
-        known = json.loads(read_bytes(path))
+        before = read_bytes(path)
+        known = json.loads(before)
         dossier = dossier | {"written": known["written"]} if _is_same(known, dossier) else dossier
     text = json.dumps(dossier, indent=1).encode()
     digest = hashlib.sha256(text).hexdigest()
@@ -33,6 +36,10 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
         files["dossier.sig"] = identity.signing.sign(text)
     signer = str(identity.member) if identity else ""
     files["dossier.html"] = page(json.loads(text), digest, signer).encode()
+    if before not in (b"", text):
+        earlier = own_folder(folder / hashlib.sha256(before).hexdigest())
+        for file in [each for each in folder.iterdir() if each.is_file()]:
+            file.replace(earlier / file.name)
     own_folder(folder)
     for name, content in files.items():
         write_whole(folder / name, content, private=True)
