@@ -67,6 +67,7 @@ from strategies.protocol.text import amount
 
 IMAGES = 1000  # training images at most for the training loss and for operating points
 WORST = 2.0  # upper limit of an image's loss, as a multiple of the loss of guessing
+GUARANTEE = ("gan-epsilon", "gan-delta")  # settings of the run: rounded down they would be false
 TESTED = ("accuracy", "balanced-accuracy", "auroc")  # figures that leave with their noise
 
 
@@ -412,7 +413,7 @@ class Noised(Disclosure):
         answer = {}
         for name, figure, patients in self._keep_large(figures, about, train):
             if patients == math.inf:
-                answer[name] = _two_digits(figure)
+                answer[name] = figure if name in GUARANTEE else _two_digits(figure)
             elif most and (step := step_of(1 / patients, most)) <= COARSEST:
                 if METRICS[metric_of(name)] is SHARE:
                     answer[name] = self.noise.share(name, buffer, figure, step)

@@ -1,7 +1,7 @@
 """The section about each hospital's check of its synthetic images before they left."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 from pages.pictures import Strip
@@ -25,7 +25,8 @@ def figures(
     made = summary.synthetic
     if not made and not refused:
         return None
-    checks = {hospital: release_checks(own, config) for hospital, own in made.items()}
+    noised = isfinite(summary.noise)
+    checks = {name: release_checks(own, config, noised=noised) for name, own in made.items()}
     names = sorted({name for own in made.values() for name in own})
     return {
         "noun": noun_of(config),

@@ -167,6 +167,11 @@ def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
     assert told[3] == told[0]
 
 
+def test_a_guarantee_is_not_rounded_down(tmp_path):
+    bounds = {"gan-epsilon": 1.2449, "gan-delta": 1.2449e-05}
+    assert of(tmp_path, [0, 1] * 100).buffer_figures(bounds) == bounds
+
+
 def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
     figures = of(tmp_path, [0, 1])
     assert Exact(figures.request).buffer_figures(FIGURES) == FIGURES

@@ -4,6 +4,7 @@ import csv
 import html
 import json
 import re
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
@@ -20,7 +21,7 @@ from pages.verdicts.run import COMMAND, texts
 from server_app import wording
 from server_app.summary import Summary, measure_round
 from tests.fakes import deployment, run_config, run_here
-from tests.server_app.fake_runs import RUNS
+from tests.server_app.fake_runs import FIGURES, NAMES, RUNS, fake_run
 
 
 def page_of(run):
@@ -37,6 +38,25 @@ def test_the_page_says_that_there_is_noise_and_where_the_exact_figures_are():
     assert "which alone may be ±0.034" in page  # 1.96 · 0.03 / √3
     for cause in ("few test images", "No model finds", "Not shown to be better"):
         assert cause not in page
+
+
+@pytest.mark.parametrize("noised", [True, False])
+def test_noise_alone_fails_no_check_of_synthetic_images(noised):
+    """The hospital has judged the exact figures; with noise a probability may leave as 0."""
+    told = {**FIGURES, "release-nearer-p": 0.0, "release-discarded": 0.6}
+    told |= {"diversity-synthetic-lpips-vgg": 0.001}
+    run = RUNS["with_noise" if noised else "learnt"]()
+    events = [
+        replace(event, metrics={**event.metrics, **told})
+        if event.verb == "query.prepare"
+        else event
+        for event in run.events
+    ]
+    page = page_of(fake_run(events, "feder"))
+    assert page.count("FAIL") == (0 if noised else 2 * len(NAMES))
+    assert page.count("cannot tell") == (2 * len(NAMES) + 1 if noised else 0)  # and what it means
+    for remark in ("missed its purpose", "little of the variety"):
+        assert (remark in page) != noised
 
 
 def test_of_shares_that_noise_hides_there_is_no_picture():

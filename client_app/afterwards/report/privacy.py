@@ -22,7 +22,9 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     return {
         "noun": noun_of(settings),
         "release": past.card.get("release", ""),
-        "checked": release_checks(figures, settings, attacks) if figures else None,
+        "checked": (
+            release_checks(figures, settings, attacks, noised=exact is None) if figures else None
+        ),
         "checked_exactly": exact is not None,
         "dossier": past.dossier.absolute().as_uri() if past.dossier else "",
         "refused": any(why.startswith("release: ") for _, why in past.failures),

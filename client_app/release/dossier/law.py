@@ -89,8 +89,7 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
         )
         yield Answer(
             "Is the claimed guarantee (differential privacy) plausible?",
-            f"The claim is ε = {claimed:.3g} at δ = {dossier['generator']['gan-delta']:.3g}. "
-            f"{proven}",
+            f"The claim is ε = {claimed:g} at δ = {dossier['generator']['gan-delta']:g}. {proven}",
             "An attack can refute a claim, but cannot prove it. It counts each image as a separate "
             "case. The analysis of the mechanism proves the claim (docs/privacy/guarantee.md).",
         )
