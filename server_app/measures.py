@@ -250,8 +250,19 @@ def is_undoing(event: Event) -> bool:
 
 
 def visits(events: Iterable[Event]) -> list[Event]:
-    """The visits among events."""
-    return [event for event in events if event.verb.partition(".")[0] == "train"]
+    """The visits among events.
+
+    The later refusal of a model that a visit made, or of a first model, is no visit.
+    """
+    found: list[Event] = []
+    done = set()
+    for event in events:
+        if event.verb.partition(".")[0] == "train":
+            place = event.round, event.hop, event.hospital, event.lineage
+            if not (is_undoing(event) and (place in done or not event.round)):
+                found.append(event)
+            done.add(place)
+    return found
 
 
 def last_leg_loss(events: Sequence[Event]) -> float:

@@ -221,6 +221,20 @@ def test_a_serial_run_is_shown_after_every_visit():
     assert "Results by visit" not in one_average().page()
 
 
+def test_a_visit_whose_model_is_refused_later_was_not_missed():
+    """Linz refuses what graz made of its own model, and wien the first model of linz."""
+    events = ring(NAMES, 2)
+    refused = [("graz", "linz", 1, 1), ("linz", "linz", 0, 0)]
+    late = [Event("train", r, hop, place, model, "useless") for place, model, r, hop in refused]
+    text = text_of(fake_run([*events, *late]).page())
+    assert "Failures of hospitals: 2." in text
+    assert "none missed a visit." in text
+    assert "missed the visit" not in text
+    assert "1 1 3 7.5 1.2 MB 1.2 MB 2 1 3 7.5" in text  # three visits in each hop
+    own = Event("train", 3, 1, "graz", "linz", "useless")  # graz refuses a good model
+    assert "graz missed at least one visit." in text_of(fake_run([*events, own]).page())
+
+
 def test_participation_and_failures_are_named():
     page = one_missing().page()
     row = '<th scope="row">linz</th><td class="at">●</td><td class="miss">×</td>'

@@ -53,6 +53,13 @@ def test_the_visits_for_an_average_have_no_order():
         assert found == {"mean": pytest.approx(0.25), "at": {"A": 1, "B": 0}}
 
 
+def test_the_late_refusal_of_a_model_is_no_visit():
+    """The round is over at 4 and A has a visit from 0 to 4, until the last visit begins at 5."""
+    events = [visit("A", "a", 0, 4), visit("B", "a", 5, 6, round_=2)]
+    late = visit("A", "a", 9, 9, "useless")
+    assert measure([*events, late], [1, 2]) == measure(events, [1, 2])
+
+
 def test_a_round_is_over_when_its_last_visit_is():
     """Its tests may come in later."""
     test = replace(visit("A", "a", 9, 9), verb="evaluate")
