@@ -63,10 +63,12 @@ def tested_classes(row: Assessment) -> list[Any]:
 
 
 def missing_classes(rows: Sequence[Assessment]) -> str:
-    """The number of classes that figures cover, if they leave out some; empty otherwise."""
-    counts = [len(tested_classes(row)) for row in rows] or [0]
-    count = len(rows[0]["classes"]) if rows else 0
-    if min(counts) == count:
+    """The number of classes that figures cover, if they leave out some; empty otherwise.
+
+    Rows that report no class do not count: their details have not left.
+    """
+    counts = [count for row in rows if (count := len(tested_classes(row)))]
+    if not counts or min(counts) == len(rows[0]["classes"]):
         return ""
     return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{min(counts)}"
 

@@ -102,7 +102,7 @@ def _is_serial(summary: Summary) -> bool:
 
 
 def _visits(summary: Summary, chance: float) -> dict[str, Any]:
-    last, visits = summary.last_rounds, summary.visits
+    last, visits, rounds = summary.last_rounds, summary.visits, min(LAST_ROUNDS, summary.rounds)
     amplitude = f"{value_text(last['mean'])} ± {value_text(last['std'])}"
     if isfinite(last["balanced_mean"]):
         mean, std = (value_text(last[f"balanced_{name}"]) for name in ("mean", "std"))
@@ -119,7 +119,7 @@ def _visits(summary: Summary, chance: float) -> dict[str, Any]:
         dots = [k for k, row in enumerate(visits) if row["hospital"] == hospital]
         of_hospitals.append(Line(hospital, xs, ys, dots))
     return {
-        "rounds": min(LAST_ROUNDS, summary.rounds),
+        "rounds": f"{rounds} rounds" if rounds > 1 else "round",
         "amplitude": amplitude,
         "drawn": plots.chart("Over all visits", lines, chance),
         "panels": plots.charts_by_name(of_hospitals, {}),

@@ -22,7 +22,7 @@ SAID = {
     "query.prepare": "prepares its first model",
     "train": "trains a model",
     "train.rewind": "trains a model that was sent back",
-    "evaluate": "tests models",
+    "evaluate": "tests a model",  # an event for each model of an answer
 }
 
 
@@ -96,7 +96,7 @@ def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[s
         "drawn": plots.bars("Time of the hospitals by activity", bars),
         "sent": _size(summary.bytes_sent),
         "received": _size(summary.bytes_received),
-        "hop": _size(summary.bytes_per_hop),
+        "hop": _size(summary.bytes_per_hop) if isfinite(summary.bytes_per_hop) else "",
         "answers": [*_answers(events)],
         "hops": [] if queues else [*_hops(events)],
         "hops_listed": HOPS,
@@ -126,6 +126,4 @@ def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
 
 
 def _size(num_bytes: float) -> str:
-    if not isfinite(num_bytes):
-        return "–"
     return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"

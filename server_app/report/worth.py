@@ -22,8 +22,9 @@ from pages.figures_view import (
     reliability,
     size_cell,
 )
+from pages.page import value_text
 from pages.plots import Lane
-from pages.verdicts.model import chance, mean_chance, worst_pair
+from pages.verdicts.model import chance, mean_chance, tested_classes, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.summary import Summary
 
@@ -82,7 +83,9 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
         "within": within,
         "size": size(first),
         "round": first["round"],
-        "chance": mean_chance(held or tests),
+        "chance": value_text(same) if isfinite(same := mean_chance(held or tests)) else "",
+        "interval": isfinite(first["low"]),
+        "worst": len(lanes) > 1,
         "noise": f"{Z * first['noise']:.3f}" if "noise" in first else "",
         "drawn": plots.spans("Balanced accuracy of the run", lanes),
     }
@@ -123,7 +126,7 @@ def _comparison_with_own(
 
 def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, Any]:
     """The share right of each class at each hospital."""
-    classes = summary.classes if own else []
+    classes = summary.classes if any(map(tested_classes, own.values())) else []
     of_class = [{h: row["classes"][k] for h, row in own.items()} for k in range(len(classes))]
     recalls = [[each["recall"] for each in at.values()] for at in of_class]
     shares = [[figure["value"] if figure else nan for figure in row] for row in recalls]

@@ -19,7 +19,7 @@ import torch
 from cli import main
 from client_app.afterwards.alone import _manifest as manifest_alone
 from client_app.afterwards.alone import settings_of
-from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
+from client_app.afterwards.own_buffer import PAIRS, PASSES, Examination, examine
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page
@@ -606,6 +606,18 @@ def test_synthetic_images_are_tried_and_shown_beside_the_nearest_real_ones(place
     assert f"{first.label}: 0.000 is not explained" in text
     # Strips of two classes, and the pairs.
     assert written.count("data:image/png") == 2 + PAIRS
+
+
+def test_synthetic_images_have_a_worth_also_if_no_model_here_has_one(finished):
+    """All models at home diverged; the images are of one class, of which an answer is right."""
+    past = PastRun.find("graz", finished.folder / "graz" / "store", None)
+    buffer = Release(Samples(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.zeros(2).long()), {})
+    vars(past)["buffer"] = buffer
+    looked = Examination(row("synthetic", 1.0, 0.1, found=(1.0,)), 3, 1.0, [])
+    text = text_of(page(past, [row("standalone", 0.9)], "", None, looked))
+    assert "No balanced accuracy of a model is known here." in text
+    assert "reaches a balanced accuracy of 1.000 (0.950 to 1.050)" in text
+    assert "always the same answer gives 1.000." in text
 
 
 def test_the_policy_is_known_by_its_hash(tmp_path):

@@ -21,7 +21,7 @@ from pages.verdicts.run import COMMAND, texts
 from server_app import wording
 from server_app.summary import Summary, measure_round
 from tests.fakes import deployment, run_config, run_here
-from tests.server_app.fake_runs import FIGURES, NAMES, RUNS, fake_run
+from tests.server_app.fake_runs import FIGURES, NAMES, RUNS, fake_run, ring
 
 
 def page_of(run):
@@ -38,6 +38,20 @@ def test_the_page_says_that_there_is_noise_and_where_the_exact_figures_are():
     assert "which alone may be ±0.034" in page  # 1.96 · 0.03 / √3
     for cause in ("few test images", "No model finds", "Not shown to be better"):
         assert cause not in page
+
+
+def test_before_details_leave_no_class_is_said_to_be_left_out():
+    """In a run under way, and in one that failed, figures have noise and no classes."""
+    noise = {"accuracy-noise": 0.03, "balanced-accuracy-noise": 0.03}
+    events = [
+        replace(event, metrics={**event.metrics, **noise}) if event.verb == "evaluate" else event
+        for event in ring(NAMES, 2, detail=False)
+    ]
+    page = page_of(fake_run(events, error="RunError: no more"))
+    assert "Hospitals have put noise into their figures on purpose" in page
+    assert "on about 80 images." in page
+    for words in ("figures of 0", "figures are about", "0 of 2 classes"):
+        assert words not in page
 
 
 @pytest.mark.parametrize("noised", [True, False])

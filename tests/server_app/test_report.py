@@ -16,6 +16,7 @@ from tests.server_app.fake_runs import (
     NAMES,
     RUNS,
     detailed,
+    failed,
     fake_run,
     fifty,
     handed_on_with_images,
@@ -217,6 +218,8 @@ def test_a_serial_run_is_shown_after_every_visit():
     text = text_of(fake_run(serial(NAMES, 4), "cwt-serial").page())
     mean = f"{0.5 + 0.4 / 3:.3f} ± 0.000"
     assert f"over all tested visits of the last 4 rounds: {mean}. The deviation" in text
+    text = text_of(fake_run(serial(NAMES, 1), "cwt-serial").page())
+    assert f"over all tested visits of the last round: {mean}. The deviation" in text
     assert "Results by visit" not in learnt().page()
     assert "Results by visit" not in one_average().page()
 
@@ -233,6 +236,41 @@ def test_a_visit_whose_model_is_refused_later_was_not_missed():
     assert "1 1 3 7.5 1.2 MB 1.2 MB 2 1 3 7.5" in text  # three visits in each hop
     own = Event("train", 3, 1, "graz", "linz", "useless")  # graz refuses a good model
     assert "graz missed at least one visit." in text_of(fake_run([*events, own]).page())
+
+
+@pytest.mark.parametrize(
+    ("run", "chance", "interval", "worst"),
+    [
+        (learnt, True, True, True),
+        (lambda: fake_run(ring(NAMES[:1], 2)), True, True, False),  # one model, at one hospital
+        (failed, False, False, True),  # details come after the last round
+    ],
+)
+def test_the_caption_of_the_first_figure_names_only_what_is_there(run, chance, interval, worst):
+    text = text_of(run().page())
+    assert ("Always the same answer gives 0.500, and 1 is perfect." in text) == chance
+    assert ("A figure of 1 is perfect." in text) != chance
+    assert ("In brackets the 95 % interval" in text) == interval
+    assert ("Below: the worst model." in text) == worst
+
+
+def test_classes_are_shown_only_if_a_hospital_reports_one():
+    """Until the last round none does; that is no lack of patients."""
+    assert "Results by class" in learnt().page()
+    text = text_of(failed().page())
+    assert "Results by class" not in text
+    assert "too few patients" not in text
+
+
+def test_tests_are_counted_by_model():
+    """A hospital tests all three in one answer; four rounds, three hospitals."""
+    assert "tests a model 36 0.5 0.5" in text_of(learnt().page())
+
+
+def test_without_a_good_visit_no_bytes_of_a_visit_are_named():
+    assert "One visit moves 0.8 MB, to and from the hospital together." in text_of(learnt().page())
+    events = [replace(e, outcome="gone") if e.verb == "train" else e for e in ring(NAMES, 1)]
+    assert "One visit moves" not in fake_run(events).page()
 
 
 def test_participation_and_failures_are_named():

@@ -8,7 +8,7 @@ from client_app.afterwards.own_buffer import Examination
 from client_app.afterwards.past_run import PastRun
 from pages.figures_view import figure_cell
 from pages.pictures import strip, strips_by_class
-from pages.verdicts.model import chance
+from pages.verdicts.model import mean_chance
 
 
 def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | None:
@@ -39,5 +39,5 @@ def _worth(examined: Examination) -> dict[str, Any]:
         "seconds": f"{examined.seconds:.0f}",
         "figure": figure_cell(row["balanced_accuracy"]) if row else "",
         "gain": figure_cell(row["gain"], signed=True) if row and row["gain"] else "",
-        "chance": chance(row) if row else None,
+        "chance": mean_chance([row]) if row else None,
     }
