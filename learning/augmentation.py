@@ -17,6 +17,8 @@ from torch.nn.functional import affine_grid, grid_sample, interpolate, pad
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
 PADDING, HOLE = 4, 16  # pixels, as published for CIFAR
 # Of affine-colour, chosen on validation images of one centre (benchmarks/results/skin-recipe.md).
 SCALE, SHIFT = 1.25, 0.05  # largest factor of the size; largest shift, as a share of a side
@@ -120,7 +122,7 @@ class Draws:
 
     # A generator on the CPU, so a seed gives the same draws on every device
     generator: torch.Generator
-    augment: Callable[[Tensor, torch.Generator], Tensor]  # a function of `AUGMENTATIONS`
+    augment: Augment  # a function of `AUGMENTATIONS`
 
     def view(self, images: Tensor) -> Tensor:
         """Images [N, C, H, W], changed at random for the network."""
@@ -149,7 +151,7 @@ class Draws:
         return samples[torch.cat(orders)[:count].to(samples.labels.device)]
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+AUGMENTATIONS: dict[str, Augment] = {
     "none": lambda images, generator: images,
     "flip": _flip,
     "flip-rotate": _flip_rotate,

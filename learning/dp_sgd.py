@@ -8,7 +8,7 @@ covers the model. It does not cover the loss of a visit or test figures.
 
 import hmac
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,10 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from learning.augmentation import Augment
 from learning.errors import ModelError
 from strategies.protocol.settings import DPSettings
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]  # as in learning/augmentation.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +106,18 @@ class PrivateSteps:
         from opacus.grad_sample import GradSampleModule  # takes seconds
         from opacus.optimizers import DPOptimizer
 
+        class FiniteOptimizer(DPOptimizer):  # type: ignore[misc]
+            """Counts numbers of a gradient that are not finite as 0.
+
+            No factor clips an infinite gradient, and a sender can make a network that overflows for
+            one image. The weights would be NaN, and the refusal of the model would reveal it.
+            """
+
+            def clip_and_accumulate(self) -> None:
+                for gradients in self.grad_samples:
+                    gradients.nan_to_num_(0.0, 0.0, 0.0)
+                super().clip_and_accumulate()
+
         hooks = []
         for layer in network.modules():
             if not [*layer.children(), *layer.parameters()]:
@@ -119,26 +130,13 @@ class PrivateSteps:
                 )
         watched = GradSampleModule(network)
         batch_size = self.plan.rate * len(np.unique(self.plan.owners))  # on average
-        clipping = DPOptimizer(
+        clipping = FiniteOptimizer(
             optimizer,
             noise_multiplier=0.0,  # `add_noise` adds the noise
             max_grad_norm=self.settings.clipping_norm,
             expected_batch_size=batch_size,
         )
         deviation = self.settings.noise_multiplier * self.settings.clipping_norm / batch_size
-        clip = clipping.clip_and_accumulate
-
-        def clip_finite() -> None:
-            """Clip numbers only: a sender can make a network that overflows for one image.
-
-            No factor clips an infinite gradient. The weights would be NaN, and the refusal of such
-            a model would reveal the image.
-            """
-            for gradients in clipping.grad_samples:
-                gradients.nan_to_num_(0.0, 0.0, 0.0)
-            clip()
-
-        clipping.clip_and_accumulate = clip_finite
 
         def add_noise(step: DPOptimizer) -> None:
             for parameter in step.params:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import nn
 
-from client_app.afterwards.home import keep, load_file, place_of, write_mixture
+from client_app.afterwards.home import keep_model, load_file, place_of, write_mixture
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
@@ -88,7 +88,7 @@ def train_alone(
     prepare_cpu(settings.cpu_threads)
     network, manifest = _train(hospital), _manifest(past, hospital)
     own_folder(past.alone_file.parent)
-    keep(replace(hospital, policy=policy), past.alone_file, network, manifest)
+    keep_model(replace(hospital, policy=policy), past.alone_file, network, manifest)
     # Models at home take images, also where the run trained heads on features.
     test = (reopen_hospital(past, data_dir, policy) if hospital.data.whole else hospital).data.test
     scores = {}

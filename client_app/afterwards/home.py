@@ -61,7 +61,7 @@ def keep_tested(
             path = _folder(request) / file_name(label.lineage)
             manifest = _manifest(disclosure, label, figures)
             if age_of(path) <= manifest.age:
-                keep(request.hospital, path, network, manifest)
+                keep_model(request.hospital, path, network, manifest)
 
 
 def keep_visit(
@@ -74,7 +74,7 @@ def keep_visit(
         with _suppress_failure(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
             path = _folder(request, "visits") / file
-            keep(request.hospital, path, network, _manifest(disclosure, label, figures))
+            keep_model(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
 def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> None:
@@ -83,7 +83,7 @@ def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> Non
     if request.hospital.keep != "none":
         with _suppress_failure(request):
             path = _folder(request, "own") / file_name(request.hospital.name)
-            keep(request.hospital, path, network, _manifest(disclosure, label, {}))
+            keep_model(request.hospital, path, network, _manifest(disclosure, label, {}))
 
 
 def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | None) -> None:
@@ -289,7 +289,7 @@ def _manifest(
     )
 
 
-def keep(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
+def keep_model(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
     """Write a model, whole, if the policy's `machine.max-disk-gb` leaves room for it.
 
     Raises:

@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -216,11 +218,11 @@ def read(path: Path) -> Iterator[Line]:
             broken = str(error)
         except sqlite3.Error as error:
             broken = f"{index_of(path).name} cannot be read ({error}). Restore it from a backup."
-        confirmed, number = None, 0
-        while broken or number < end.lines:
-            number += 1
-            if not (line := file.readline(2 * LONGEST)).endswith(b"\n") and broken:
-                break
+        read_line, confirmed = partial(file.readline, 2 * LONGEST), None
+        lines: Iterator[bytes] = (read_line() for _ in range(end.lines))
+        if broken:  # nobody knows their number
+            lines = takewhile(lambda line: line.endswith(b"\n"), iter(read_line, b""))
+        for number, line in enumerate(lines, 1):
             try:
                 entry: dict[str, Any] = {**entry_of(line.decode())}
             except (ValueError, OverflowError) as error:

@@ -147,8 +147,8 @@ class RunRules(Rules, table="runs"):
         names = [settings.strategy, settings.learner]
         if settings.strategy == "fedrewind":
             names.append(settings.run_config["rewind.base"])
-        if "ser" in learners:
-            names.append(learners[-1])
+        if settings.learner == "ser":
+            names.append(settings.section("ser", SERSettings).learner)
         named = ", ".join(self.strategies)
         for name in filter(None, names):
             fits = not named or name in self.strategies
@@ -463,7 +463,7 @@ def uphold(ruling: Ruling) -> None:
 
 
 def _learners_of(strategy: Strategy) -> list[str]:
-    """The learners of a run's visits; the last one is the one that `ser` wraps."""
+    """The learners of a run's visits, and the one that `ser` wraps."""
     learners = [kind.learner for kind in strategy.kinds()]
     if "ser" in learners:
         learners.append(strategy.settings.section("ser", SERSettings).learner)

@@ -183,7 +183,7 @@ def _check_segments(dataset: Any, order: str) -> None:
         numbers, place, entries = np.frombuffer(data, form).tolist(), 0, 0
         while place + 1 < len(numbers):
             kind, length = numbers[place : place + 2]
-            place += 2 + (1 if kind else length)  # a line to one entry, or a list of entries
+            place += 2 + (1 if kind else length)  # kind 1 is a line to one entry, kind 0 a list
             entries += length
             if kind > 1 or entries > 2**16:
                 raise UnusableImage(

@@ -92,8 +92,9 @@ def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
     """Yield the messages that ask the hospitals at some nodes for their cards."""
     registered = _registered_names(run)
     for node in nodes:
-        name = registered.get(node, "")  # it may have lost its list of members
-        order = run.order(name, task=0, code=code_hash(), members=run.members)
+        # The hospital may have lost its list of members.
+        members, name = run.members, registered.get(node, "")
+        order = run.order(name, task=0, code=code_hash(), members=members)
         yield run.letter("query.enrol", node, order, order)
 
 
@@ -293,7 +294,8 @@ def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
     """Yield the messages that ask hospitals to prepare."""
     for name, node in nodes.items():
         size = 0 if name in run.state.withheld else run.strategy.buffer_size
-        start, members = run.strategy.own_start, run.members  # it may have lost the list
+        # The hospital may have lost its list of members.
+        members, start = run.members, run.strategy.own_start
         order = run.order(name, own_start=start, buffer_size=size, members=members)
         yield run.letter("query.prepare", node, order, order)
 
@@ -337,7 +339,7 @@ def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
 
 
 def _forget_buffer(run: Run, hospital: str) -> None:
-    """Forget the buffer of before of a hospital that has returned and now refuses.
+    """Forget the earlier buffer of a hospital that has returned and now refuses.
 
     If its visits need its own buffer, the hospital is away until it prepares one.
     """

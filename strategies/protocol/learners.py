@@ -3,8 +3,8 @@
 from typing import Literal
 
 # The values of the setting `learner`.
-Replaying = Literal["agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "rehearsal"]
-Other = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
+ReplayingLearner = Literal["agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "rehearsal"]
+OtherLearner = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
 # A memory travels with the model: means of features or sums of gradients, without noise. It has no
 # average.
 WITH_MEMORY = frozenset({"cwc", "fedspace", "icarl", "mah", "twf"})

@@ -44,7 +44,7 @@ from strategies.protocol.declared import (
     read,
     refusal,
 )
-from strategies.protocol.learners import Other, Replaying
+from strategies.protocol.learners import OtherLearner, ReplayingLearner
 from strategies.protocol.redaction import redact
 
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut`: a task is a set of classes
@@ -312,7 +312,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", Replaying, Other]
+    learner: Literal["", ReplayingLearner, OtherLearner]
     enrolment: str
     resume: _OptionalPlace
     min_hospitals: OneOrMore

@@ -285,10 +285,10 @@ def test_the_policy_bounds_the_disk(spare, run, tmp_path):
     policy = replace(policy, machine=replace(policy.machine, max_disk_gb=(size + spare) / 1e9))
     hospital = replace(hospital, policy=policy)
     if spare > 0:
-        home.keep(hospital, tmp_path / "m.safetensors", network, manifest)
+        home.keep_model(hospital, tmp_path / "m.safetensors", network, manifest)
     else:
         with pytest.raises(PolicyError, match="machine"):
-            home.keep(hospital, tmp_path / "m.safetensors", network, manifest)
+            home.keep_model(hospital, tmp_path / "m.safetensors", network, manifest)
 
 
 @pytest.mark.parametrize(("node_config", "keep"), [({}, "none"), ({"keep": "visits"}, "visits")])

@@ -20,9 +20,9 @@ LONGEST = 2**24  # bytes of a dossier; pictures of many classes take 8 MB
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
     """Write a dossier and return its SHA-256; if only the time differs, keep the earlier time.
 
-    `written` in the dossier is the time. Without `identity` there is no signature. If the policy
-    has changed during a run, for example, the files of the dossier of before move to a folder below
-    that is named by its SHA-256: others have a buffer that names it.
+    `written` in the dossier is the time. Without `identity` there is no signature. An
+    earlier dossier of the run, of another policy for example, moves to a folder below. Its SHA-256
+    is the folder's name, since others have a buffer with this SHA-256.
     """
     path, before = folder / "dossier.json", b""
     with suppress(OSError, ValueError):
