@@ -153,9 +153,10 @@ class RunRules(Rules, table="runs"):
         for name in filter(None, names):
             fits = not named or name in self.strategies
             yield Ruling("runs.strategies", named or "all", name, fits)
+        allowed = "sealed runs" if self.sealed_only else "sealed runs and open ones"
         asked = "a sealed run" if settings.sealed else "an open run"
         fits = settings.sealed or not self.sealed_only
-        yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
+        yield Ruling("runs.sealed-only", allowed, asked, fits)
         yield self.ruling("max-rounds", settings.num_server_rounds)
         yield self.ruling("max-epochs", epochs)
         seconds = max(settings.hop_timeout, settings.prepare_timeout)

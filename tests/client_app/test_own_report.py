@@ -361,7 +361,7 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert " of 'own/graz'" in text
     assert "No synthetic images left the hospital in this run." in text
     assert "runs.sealed-only | an open run" not in text
-    assert "runs.sealed-only | sealed runs | an open run |" in text
+    assert "runs.sealed-only | sealed runs and open ones | an open run |" in text
 
 
 @pytest.mark.parametrize("named", ["graz", "a folder", "nothing"])

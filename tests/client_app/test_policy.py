@@ -157,6 +157,16 @@ def test_the_base_of_fedrewind_has_to_be_named_beside_it(named, refused, tmp_pat
     assert [each.requested for each in rules] == refused
 
 
+@pytest.mark.parametrize(
+    ("rule", "allowed"),
+    [("true", "sealed runs"), ("false", "sealed runs and open ones")],
+)
+def test_a_ruling_says_whether_open_runs_are_allowed(rule, allowed, tmp_path):
+    policy = policy_of(tmp_path, f"runs.sealed-only = {rule}")
+    rulings = {each.rule: each for each in policy.judge(Settings.parse(defaults()))}
+    assert rulings["runs.sealed-only"].allowed == allowed
+
+
 def test_a_refusal_has_the_rule_and_the_limit_that_the_file_has(tmp_path):
     """It named max-images, and a limit of 0."""
     policy = policy_of(tmp_path, "release.buffers = false\nrelease.max-images = 1234567")
