@@ -69,8 +69,9 @@ def check_same(
             run.save("terms", kept)
     if fingerprint != str(kept["images"]):
         raise DataError(
-            "The hospital's images have changed since it joined the run. It can take part in the "
-            "next run. A simulation must have as many hospitals as before."
+            "The hospital's images, or images.classes of its policy, have changed since it joined "
+            "the run. It can take part in the next run. A simulation needs as many hospitals as "
+            "before."
         )
     before = json.loads(kept["settings"].item())
     for key in sorted(before.keys() | terms.keys()):
@@ -86,13 +87,11 @@ def joined_settings(run: Store) -> dict[str, Any]:
     return json.loads(kept["settings"].item()) if kept else {}
 
 
-def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
-    """Refuse a model that is older than the newest model of its lineage here.
+def check_newest(run: Store, label: Manifest) -> None:
+    """Refuse to train a model that is older than the newest one of its lineage trained here.
 
     Only labels of sealed parcels can be trusted: the server can write any label on other parcels.
-
-    With `tested` the model is tested, else trained. All models of one round may be tested, in any
-    order.
+    Tested models do not count. If a tested model is undone, its lineage goes on from an older one.
 
     Raises:
         ParcelError: The model is older.
@@ -100,10 +99,10 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
     path = run.folder / "seen" / hashlib.sha256(label.lineage.encode()).hexdigest()[:16]
     now = (label.round, label.hop)
     newest = tuple(map(int, read_text(path).split())) if path.exists() else ()
-    if now[:1] < newest[:1] if tested else now < newest:
+    if now < newest:
         raise ParcelError(
             f"The model of lineage '{label.lineage}' is from round {now[0]}, hop {now[1]}, but a "
-            f"model from round {newest[0]}, hop {newest[1]} was already here."
+            f"model from round {newest[0]}, hop {newest[1]} was already trained here."
         )
     if now > newest:
         own_folder(path.parent)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import parcels, visit
+from client_app import handlers, parcels, visit
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity
 from client_app.authority.members import member_line, read_members
 from client_app.authority.sealing import Seal
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
-from strategies.protocol.records import from_record
+from strategies.protocol.records import UselessError, from_record
 from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
 
@@ -153,6 +153,24 @@ def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
     assert failed == {("hospital-1", "useless")}
     for parcel in opened(state, tmp_path, True).values():
         assert all(abs(each.numpy()).max() < 100 for each in parcel["model"].values())
+
+
+@pytest.mark.slow
+def test_a_hospital_that_calls_good_models_useless_undoes_one_visit(tmp_path, monkeypatch):
+    """Who has tested an undone model can train and test the copy before it."""
+    judge = handlers.Judge
+
+    def lie(request, *rest):
+        if request.hospital.name == "hospital-2" and request.order.round == 2:
+            raise UselessError("It is of no use.")
+        return judge(request, *rest)
+
+    monkeypatch.setattr(handlers, "Judge", lie)
+    _, ledger, _ = federate(tmp_path, num_server_rounds=3)
+    assert {outcome for _, outcome, _ in failures(ledger)} <= {"useless"}
+    tests = [event for event in ledger.of("evaluate") if event.round == 3]
+    assert {event.outcome for event in tests} == {"ok"}
+    assert [event.outcome for event in ledger.of("train") if event.round == 3] == ["ok"] * 3
 
 
 def tampered(message):
