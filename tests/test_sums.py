@@ -522,6 +522,27 @@ def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, mon
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "value"), [("sums.max-membership", 0.5), ("sums.min-class-patients", 25)]
+)
+def test_kept_sums_do_not_leave_under_a_stricter_policy(tmp_path, monkeypatch, caplog, rule, value):
+    add = RingVisit.add
+
+    def add_and_tighten(self):
+        name = self.request.hospital.name
+        (tmp_path / name / "policy.toml").write_text(RULES + f"{rule} = {value}\n", "utf-8")
+        return add(self)
+
+    monkeypatch.setattr(RingVisit, "add", add_and_tighten)
+    _, ledger = deploy(tmp_path, num_server_rounds=2)
+    failed = [event for event in ledger.of("train") if event.outcome != "ok"]
+    assert {(event.hospital, event.round, event.outcome) for event in failed} == {
+        (name, 2, "policy") for name in NAMES
+    }
+    assert caplog.text.count(f"Refused by the policy: {rule} ") == len(NAMES)
+
+
+@pytest.mark.slow
 def test_a_class_of_few_patients_adds_nothing(tmp_path):
     deploy(tmp_path, RULES + "sums.min-class-patients = 25\n")
     sent = run_of(tmp_path, NAMES[1]).load("sums/0")

@@ -12,6 +12,7 @@ cryptographic generator; in a simulation from the seed.
 
 import json
 import math
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -36,6 +37,8 @@ from strategies.protocol.sums import SumsSettings
 
 FILE = "sums.jsonl"  # the sums that left, and the attacks on them, in the run's folder
 SPENT = "epsilon-spent"  # the figure of the privacy account
+# With a policy, kept beside the sums: the largest leak, and the fewest patients of a class.
+LEAK, FEWEST = "leak", "fewest"
 
 
 def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Generator) -> Images:
@@ -81,9 +84,11 @@ class OwnSums:
                 noise, kept[SPENT] = self._draw(large)
                 sent = large + noise
             if self.hospital.policy:
-                self._attack(sent, large)
+                kept[LEAK] = np.array(self._attack(sent, large))
+                kept[FEWEST] = self._patients[self._large_classes].min(initial=sys.maxsize)
             self.run.save(place, {**sent.arrays(), **kept})
             self.run.discard(self._noise)
+        self._uphold()
         # Also at a repeated visit: a server that was killed has lost the first answer.
         return {SPENT: float(kept[SPENT])} if SPENT in kept else {}
 
@@ -116,18 +121,34 @@ class OwnSums:
         return factor_for(self.settings, sum(int(each["images"]) for each in self._kept.values()))
 
     @cached_property
+    def _patients(self) -> NDArray[np.int64]:
+        """The training patients of each class [K]."""
+        images, labels = self.images, self.images.labels.numpy()
+        patients = [len(np.unique(images.patients[labels == c])) for c in range(images.classes)]
+        return np.array(patients)
+
+    @cached_property
     def _large_classes(self) -> Tensor:
         """The classes that add their sums, bool [K]."""
-        images, policy = self.images, self.hospital.policy
+        policy = self.hospital.policy
         fewest = policy.sums.min_class_patients if policy and not self.settings.epsilon else 0
-        labels = images.labels.numpy()
-        patients = [len(np.unique(images.patients[labels == c])) for c in range(images.classes)]
-        return torch.tensor(patients) >= fewest
+        return torch.from_numpy(self._patients >= fewest)
 
-    def _attack(self, sent: Sums, exact: Sums) -> None:
+    def _uphold(self) -> None:
+        """Refuse kept sums, of all tasks, if the policy has become too strict for them."""
+        if policy := self.hospital.policy:
+            for each in self._kept.values():
+                policy.sums.uphold("max-membership", float(each[LEAK]))
+                if not self.settings.epsilon:
+                    policy.sums.uphold("min-class-patients", int(each[FEWEST]))
+
+    def _attack(self, sent: Sums, exact: Sums) -> float:
         """Attack the sums of the task, and write down the result if they may leave.
 
         `exact` are the same sums without noise.
+
+        Returns:
+            The largest leak that is certain (upper end of its interval); 0 without any.
 
         Raises:
             PolicyError: They reveal more of the training members than the policy allows.
@@ -149,9 +170,8 @@ class OwnSums:
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
             )
-        for leak in report.leaks:
-            high = leak.high if exceeds(leak, rules.max_membership) else 0.0
-            rules.uphold("max-membership", high)
+        leak = max((leak.high for leak in report.leaks if exceeds(leak, 0)), default=0.0)
+        rules.uphold("max-membership", leak)
         noted = {
             "task": self.request.order.task,
             "classes": int(self._large_classes.sum()),
@@ -160,6 +180,7 @@ class OwnSums:
             **report.evidence,
         }
         append_text(own_folder(self.run.folder) / FILE, json.dumps(noted) + "\n")
+        return leak
 
     def _moments(self, sums: Sums) -> Moments:
         """Sums as an attack sees them, in images."""
