@@ -71,8 +71,10 @@ class OwnLedger:
         self, path: Path, message: Message, context: Context, config: Mapping[str, Any]
     ) -> None:
         self.path = path
-        self._message, self._settings, self._config = message, context.run_config, config
+        self._message, self._config = message, config
         self._is_live = message.metadata.message_type == "query.live"
+        # The policy's file may change during a visit. The line names the one that judged the order.
+        self._terms = {} if self._is_live else _terms(context.run_config, config)
         self._size = _size_of(message, context)
 
     def check(self) -> None:
@@ -99,8 +101,7 @@ class OwnLedger:
             LedgerError: The line cannot be written.
         """
         entry = {**_request_fields(self._message), **_answer_fields(answer)}
-        terms = {} if self._is_live else _terms(self._settings, self._config)
-        append(self.path, entry, terms, self._size)
+        append(self.path, entry, self._terms, self._size)
 
 
 def open_ledger(message: Message, context: Context, config: Mapping[str, Any]) -> OwnLedger | None:

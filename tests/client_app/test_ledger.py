@@ -202,6 +202,21 @@ def test_a_refusal_is_in_it_with_the_rule_that_the_server_does_not_learn(tmp_pat
     assert "quantile" not in str(answer.error.reason)
 
 
+def test_a_line_names_the_policy_that_judged_the_request(tmp_path):
+    place = deployed(tmp_path)
+    policy = tmp_path / "policy.toml"
+    judged = sha256(policy.read_bytes()).hexdigest()
+
+    def tighten(message, context):
+        policy.write_text("strategies = ['feder']\n", "utf-8")
+        return figures(message, context)
+
+    answered(place, tighten)
+    answered(place, figures)
+    policies = [line.entry["policy"] for line in read(ledger_of(place))]
+    assert policies == [judged, sha256(policy.read_bytes()).hexdigest()]
+
+
 def test_a_failure_is_in_it(tmp_path):
     place = deployed(tmp_path)
     answered(place, lambda message, context: 1 / 0)
