@@ -75,6 +75,8 @@ def _open(inputs: _Inputs) -> Session:
     own = own_config(inputs.context)
     part = [own.get(key) for key in SIMULATED]
     strategy = strategy_of(Settings.parse(inputs.context.run_config))
+    # Which images are for testing depends on all classes that take part, not on the run's alone.
+    part += hospital.policy.images.classes if hospital.policy else []
     return Session(hospital, strategy, f"{hospital.data.fingerprint}, part {part}")
 
 

@@ -118,6 +118,15 @@ def test_a_real_hospital_forgets_removed_images_before_the_next_run(tmp_path):
     assert [len(each.train) + len(each.test) for each in data] == [24, 23]
 
 
+def test_a_policy_with_other_classes_counts_as_other_images(tmp_path):
+    """If a patient has images of several classes, all of them decide who is for testing."""
+    place = deployed(tmp_path)
+    first = session.session_for(place, "", (), "1").images
+    with (tmp_path / "policy.toml").open("a") as policy:
+        policy.write("\nimages.classes = ['a', 'b']\n")
+    assert session.session_for(place, "", (), "1").images != first
+
+
 def test_a_real_hospital_keeps_the_session_of_its_run_after_earlier_runs(tmp_path):
     """And of the earlier runs at most one, so that their images do not fill the memory."""
     place = deployed(tmp_path)
