@@ -117,7 +117,7 @@ def members(
     store_dir: StoreDir = STORE_DIR,
     members: Annotated[
         Path | None,
-        typer.Option(help="The file of members. Without it: the one that first-use writes."),
+        typer.Option(help="The file of members. Without it: hospital.toml's, or first-use's."),
     ] = None,
 ) -> None:
     """List the members that a hospital trusts, or change them."""

@@ -32,7 +32,8 @@ Keys = Annotated[
     Path | None, typer.Option(help="The hospital's keys. Without it: those in its store.")
 ]
 Trusted = Annotated[
-    Path | None, typer.Option(help="Trusted keys. Without it: the keys that were seen first.")
+    Path | None,
+    typer.Option(help="Trusted keys. Without it: hospital.toml's, or the keys seen first."),
 ]
 SITE, STORE_DIR = "hospital", STORES
 SURROGATES = re.compile(r"[^\s'\"]*[\ud800-\udfff][^\s'\"]*")  # bytes of a name that are not UTF-8

@@ -26,7 +26,7 @@ Members = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="The network that it starts with. Without it: the run names one.")
+    str | None, typer.Option(help="The hospital's first network. Without it: the run's.")
 ]
 Folder = Annotated[
     Path | None, typer.Option(help="The hospital's folder. Without it: ~/fedhandoff/NAME.")

@@ -24,7 +24,8 @@ from strategies.protocol.text import amount
 
 app = typer.Typer()
 PolicyFile = Annotated[
-    Path | None, typer.Option(help="Policy of the run. Without it: the defaults.")
+    Path | None,
+    typer.Option(help="Policy of the run. Without it: that of hospital.toml, or the defaults."),
 ]
 
 

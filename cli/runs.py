@@ -178,8 +178,7 @@ def reproduce(
         typer.Option(
             min=0,
             max=1024,
-            help="The number of warm processes, which replace Flower's engine: the figures are "
-            "the same, and come sooner.",
+            help="Warm processes in place of Flower's engine: the same figures, sooner.",
         ),
     ] = 0,
 ) -> bool:

@@ -103,19 +103,18 @@ def check_rows(
     beyond = UNABLE if noised else FAIL
     if isfinite(share := figures.get("release-refused", nan)):
         result = FAIL if share else PASS
-        yield Check("Too near, of those that left", percent(share), "0%", result)
+        yield Check("Too near, though released", percent(share), "0%", result)
     if isfinite(share := figures.get("release-discarded", nan)):
         most = float(config["release"]["max-discarded"])
         yield Check(
-            "Too near and drawn again, of all that were drawn",
+            "Too near and drawn again",
             f"{share:.1%}",
             f"at most {percent(most)}",
             PASS if share <= most else beyond,
         )
     if isfinite(rank := figures.get("release-median-rank", nan)):
         yield Check(
-            "Test images of the hospital that are more like a training image than the synthetic "
-            "image in the middle",
+            "Test images that are more like a training image than the median synthetic image is",
             f"{rank:.0%}",
             "no limit",
             NONE,
@@ -133,7 +132,7 @@ def check_rows(
     if isfinite(private := figures.get("gan-private", nan)):
         allowed = bool(config["release"]["without-privacy"])
         yield Check(
-            "Did the privacy loss have a part in the training?",
+            "Was the privacy loss used in the training?",
             "yes" if private else "no",
             "not required in this run" if allowed else "yes",
             PASS if private else LOOK if allowed else FAIL,
@@ -166,10 +165,7 @@ def remarks(figures: Mapping[str, float], noised: bool) -> Iterator[str]:
                 f"({_distance_name(kind)}): the phase missed its purpose."
             )
     if figures.get("gan-private", 1.0) == 0:
-        yield (
-            "the privacy loss had no part in the released images: it spoilt the generative model "
-            "at once."
-        )
+        yield ("the privacy loss was not used for the released images: it made them worse at once.")
     for name in figures:
         kind = name.removeprefix("diversity-synthetic-")
         real = figures.get(f"diversity-real-{kind}", nan)

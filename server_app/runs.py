@@ -27,7 +27,7 @@ from strategies.protocol.run_config import read_config
 MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
 # Metrics of an assessment, each with the answer that has its constant figure.
 METRICS = {
-    "balanced_accuracy": "always the same answer, or chance",
+    "balanced_accuracy": "a constant answer, or chance",
     "accuracy": "always the most frequent class",
     "auroc": "chance",
 }

@@ -129,7 +129,7 @@ def compare_with_own(row: Assessment) -> tuple[str, str]:
     """
     word = row["compared"]
     if word not in COMPARED and is_noised([row]):
-        return "open", "exact figures say"
+        return "open", "see the exact page"
     if word == "better" and objection(row):
         return "note", "better, not above chance"
     return COMPARED.get(word, "open"), word or "–"

@@ -122,7 +122,7 @@ def _compare_chance(
             of_all = "estimated for all pairs (its interval covers the choice of pairs alone)"
         text += f" {of_all}; the worst is {pair(least)}"
     if isfinite(same):
-        text += f". Always the same answer gives {same:.3f}"
+        text += f". A constant answer gives {same:.3f}"
     if silent:
         text += f". No figures from {join_names(silent)}"
         judgement = gravest_judgement(judgement, "open")

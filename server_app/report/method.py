@@ -20,7 +20,7 @@ FOLDED = 300  # most cells of a picture of routes that is not folded
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     """Return the section's values; none of them is a figure if no round was evaluated.
 
-    `chances` has the balanced accuracy of always the same answer at each hospital, and their mean
+    `chances` has the balanced accuracy of a constant answer at each hospital, and their mean
     under ""; NaN if unknown.
     """
     if not summary.history["round"]:

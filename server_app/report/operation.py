@@ -18,7 +18,7 @@ LISTED = 20  # most kinds of failures on the page; summary.json has all
 HOPS = 1000  # most rows of the table of hops; metrics.jsonl has all
 FOLDED = 300  # most cells of a picture that is not folded
 SAID = {
-    "query.enrol": "says who it is",
+    "query.enrol": "enrols",
     "query.prepare": "prepares its first model",
     "train": "trains a model",
     "train.rewind": "trains a model that was sent back",

@@ -28,7 +28,7 @@ from pages.verdicts.model import chance, mean_chance, tested_classes, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.summary import Summary
 
-CHANCE = "chance: always the same answer"
+CHANCE = "chance: a constant answer"
 EACH = 12  # with more hospitals, long tables are folded and list only models that hospitals hold
 SAID = 8  # most sentences that are not folded
 FOLDED = 6  # most hospitals in tables of classes that are not folded

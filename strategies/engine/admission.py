@@ -161,8 +161,8 @@ def _check_sound(parcel: RecordDict, came_from: RecordDict | None = None) -> Non
     flaw = flaw_of(_arrays(parcel, "model"), before) or flaw_of(_arrays(parcel, "memory"))
     if flaw:
         raise UselessError(
-            f"The hospital sent a model of no use, and the server refused it: {flaw}. Lower "
-            "train.learning-rate there, or ask its operator: its own software did not refuse it."
+            f"The server refused a useless model: {flaw}. Lower train.learning-rate at its "
+            "hospital, or ask its operator why its own software did not refuse it."
         )
 
 

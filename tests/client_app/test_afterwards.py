@@ -906,4 +906,4 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch, capsys)
             main(given)
         assert ended.value.code == 0, capsys.readouterr()
     assert len(table(tmp_path / "predictions.csv")) == 25
-    assert "Worth of the models here" in (tmp_path / "report.html").read_text()
+    assert "Performance of the models here" in (tmp_path / "report.html").read_text()

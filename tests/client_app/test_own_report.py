@@ -314,7 +314,7 @@ def test_own_files_of_a_run_leave_only_the_trial_of_synthetic_images_out(
     text = text_of(written)
     assert "Its figures of models are exact" in text
     assert "the hospital used files of its own" in text
-    assert "Worth for training" not in text
+    assert "Use for training" not in text
 
 
 def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
@@ -476,7 +476,7 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     assert f"policy: no {hostile}" in text
     assert "The hospital was asked, and did not take part." in text
     assert "No model of this run is at home: the hospital did not take part." in text
-    assert "fedhandoff" not in text
+    assert "fedhandoff predict" not in text
     assert "SHA-256 p. The file is not at hand" in text
     assert "Run the-run," in text
     assert "escape" not in text
@@ -528,7 +528,7 @@ def test_the_command_alone_is_named_where_it_trains_a_model(finished, changed, t
     past = PastRun.find("graz", finished.folder / "graz" / "store", None)
     vars(past)["terms"] = [{**past.terms[-1], "settings": {**past.settings, **changed}}]
     rows = [row("standalone", 0.7), row("graz", 0.8, 0.1)]
-    assert ("The command alone trains one" in text_of(page(past, rows, "", None))) == told
+    assert ("fedhandoff alone trains one" in text_of(page(past, rows, "", None))) == told
 
 
 FIGURES = {
@@ -617,7 +617,7 @@ def test_synthetic_images_have_a_worth_also_if_no_model_here_has_one(finished):
     text = text_of(page(past, [row("standalone", 0.9)], "", None, looked))
     assert "No balanced accuracy of a model is known here." in text
     assert "reaches a balanced accuracy of 1.000 (0.950 to 1.050)" in text
-    assert "always the same answer gives 1.000." in text
+    assert "a constant answer gives 1.000." in text
 
 
 def test_the_policy_is_known_by_its_hash(tmp_path):

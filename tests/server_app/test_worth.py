@@ -259,7 +259,7 @@ def test_a_mean_is_beside_a_constant_answer_at_the_same_hospitals():
     summary = summary_of({pair: at[pair[1]] for pair in EVERYWHERE})
     _, text = said(summary)[0]
     assert "balanced accuracy 0.725" in text
-    assert text.endswith("Always the same answer gives 0.750.")
+    assert text.endswith("A constant answer gives 0.750.")
     (_, of_a), (_, of_b) = sorted(said(summary, "hospital"), key=lambda each: each[1])
     assert "A holds a model with balanced accuracy 0.450 (0.400 to 0.500) on 100 images." in of_a
     assert "1.000 (1.000 to 1.000) on 80 images of 1 of 2 classes." in of_b

@@ -43,7 +43,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         "drawn": plots.spans(
             "Balanced accuracy by model",
             [plots.Lane(_title(r), [r["balanced_accuracy"]], chance(r)) for r in shown],
-            marked="always the same answer",
+            marked="a constant answer",
         ),
         "rows": [
             [

@@ -22,11 +22,11 @@ MEASURES = {
     "tpr": "training images that the attack finds, at 1 false alarm in 100 other images",
 }
 ATTACKS = {
-    "nearest neighbour": "The attack takes an image for a training image if a synthetic image, in "
+    "nearest neighbour": "The attack calls an image a training image if a synthetic image, in "
     "any mirroring or rotation, is nearer to it than the attacker's real images.",
-    "density": "The attack takes an image for a training image if synthetic images are denser "
+    "density": "The attack calls an image a training image if synthetic images are denser "
     "around it than the attacker's real images (DOMIAS).",
-    "class means": "The attack takes an image for a training image if the mean of the synthetic "
+    "class means": "The attack calls an image a training image if the mean of the synthetic "
     "features of its class is shifted towards it, from the mean of the attacker's real ones.",
     "shadow generators": "The attacker trains its own generative models, with and without the "
     "image, and compares how near their images come to it (LiRA). It has all other images.",
