@@ -22,7 +22,8 @@ from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import MAY_CHANGE, require
 
-Place = tuple[int, ...]  # round and hop of a visit
+# Orders the visits of a hospital: round and hop, or `Kept.by_arrival` in a run without rounds
+Place = tuple[int, ...]
 DAY = 24 * 3600.0  # seconds
 NAME = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # the identity of a run, which names a folder
 # The files that count terms, tests and visits; they only grow.
@@ -219,6 +220,17 @@ class Kept:
     # "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a learner's
     # memory for the hospital's stream (`Learner.rehearsal`)
     kind: str
+
+    def by_arrival(self, lineage: str, number: int) -> Place:
+        """The place of a visit, its lineage's `number`th, among all visits that left arrays.
+
+        In an asynchronous run each lineage numbers its own visits, so their numbers are no order at
+        a hospital. A visit that is ordered again has the same place again.
+        """
+        visit = number, int(hashlib.sha256(lineage.encode()).hexdigest()[:16], 16)
+        known = self._visits()
+        newest = known[-1][0] if known else 0
+        return next((each for each in known if each[1:] == visit), (newest + 1, *visit))
 
     def load_before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
         """The arrays of the last visit before this one; empty before the first."""

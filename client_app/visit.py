@@ -4,8 +4,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
@@ -18,7 +20,7 @@ from client_app.release.details import Details
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.embeddings import pack_embeddings
 from client_app.request import Clock, Request
-from client_app.run import Kept, check_newest, count_visit
+from client_app.run import Kept, Place, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
@@ -73,6 +75,8 @@ class Visit:
         network: The model; training changes it.
         old_label: The label of the parcel that arrived.
         label: The label of the parcel that leaves.
+        kept: The hospital's memories of its stream.
+        place: The place of the visit among them.
         alone: Whether it is the first visit of a model, at the hospital that made it.
         beside: The records that leave beside the model.
         snapshots: Parcels of the model after earlier epochs, if they were ordered.
@@ -88,7 +92,12 @@ class Visit:
         self.label = self.old_label.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         self.alone = self.old_label.round == 0 and own
-        self.received = _collect_received(request, self.old_label, beside)
+        self.kept = Kept(request.run, "rehearsal")
+        self.place: Place = request.visit
+        if request.hospital.settings.asynchronous:
+            self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
+        rehearsal = self.kept.load_before(self.place)
+        self.received = _collect_received(request, self.old_label, beside, rehearsal)
         self.beside: dict[str, ArrayRecord] = {}
         self.snapshots: dict[str, RecordDict] = {}
 
@@ -97,7 +106,7 @@ class Visit:
         request, order, hospital = self.request, self.request.order, self.request.hospital
         settings, clock = hospital.settings, request.clock
         place = (*request.visit, hospital.name)
-        if settings.asynchronous:  # the seed must not depend on the round of arrival
+        if settings.asynchronous:  # random numbers must not depend on the round of arrival
             place = (0, order.hop, self.label.lineage)
         with clock.measure("train"):
             self.learner = request.learner(self.network, self.images, settings, self.received)
@@ -108,7 +117,8 @@ class Visit:
             in_round = settings.train.round_settings(order.round)
             private, spent = None, {}
             if in_round.dp.noise_multiplier:
-                private, spent["epsilon-spent"] = _private_steps(request, in_round, self.network)
+                private, total = _private_steps(request, in_round, self.network, place)
+                spent["epsilon-spent"] = total
             metrics = train(
                 self.learner,
                 in_round,
@@ -181,7 +191,7 @@ class Visit:
         keep_visit(self.disclosure, self.network, label, figures)
         if rehearsal := self.learner.rehearsal():
             arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
-            Kept(request.run, "rehearsal").save(request.visit, arrays)
+            self.kept.save(self.place, arrays)
 
     def content(self, parcel: RecordDict) -> RecordDict:
         """The records of the answer: the parcel and its snapshots."""
@@ -217,13 +227,13 @@ class Visit:
 
 
 def _private_steps(
-    request: Request, settings: TrainSettings, network: nn.Module
+    request: Request, settings: TrainSettings, network: nn.Module, place: tuple[int, int, str]
 ) -> tuple[PrivateSteps, float]:
     """The steps of DP-SGD, if the privacy account allows them; and the ε spent so far.
 
-    In a simulation each run has an account, and the noise follows from the seed. In a deployment
-    the server knows the seed and could subtract such noise. There the noise comes from a key of 128
-    bits of the system's entropy.
+    In a simulation each run has an account, and the noise follows from the seed and `place`. In a
+    deployment the server knows the seed and could subtract such noise. There the noise comes from a
+    key of 128 bits of the system's entropy.
     """
     hospital, order, policy = request.hospital, request.order, request.hospital.policy
     settings.check_learner(order.learner)
@@ -233,26 +243,28 @@ def _private_steps(
     owners = hospital.data.train.patients
     plan, dp = Plan.make(owners, settings.batch_size), settings.dp
     require_delta("train.dp.delta", dp.delta, owners)
-    place = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
-    spent = Spent(place, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
+    what = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
+    spent = Spent(what, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
     total = request.spend(spent, dp.delta)
-    known = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
+    known = rng_for(hospital.settings.seed, "dp", *place)
     secret = secret_rng() if policy else known
     return PrivateSteps(plan, dp, secret), total
 
 
 def _collect_received(
-    request: Request, label: Manifest, beside: Mapping[str, Mapping[str, Tensor]]
+    request: Request,
+    label: Manifest,
+    beside: Mapping[str, Mapping[str, Tensor]],
+    rehearsal: Mapping[str, NDArray[np.generic]],
 ) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
-    kept = Kept(request.run, "rehearsal").load_before(request.visit)
     device, policy = request.hospital.device, request.hospital.policy
     own = request.order.images == "own"
     return Received(
         open_buffers(request),
         beside.get("memory", {}),
         optimizer=beside.get("optimizer", {}),
-        rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
+        rehearsal={name: torch.from_numpy(array).to(device) for name, array in rehearsal.items()},
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
         task=request.order.task,

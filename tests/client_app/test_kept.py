@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
+from flwr.app import Message
 
+from client_app.app import app
 from client_app.run import Kept
 from client_app.store import DamagedError, Store
+from learning.models import Architecture
+from learning.packing import pack_network
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import to_record
+from strategies.protocol.settings import rng_for
+from tests.fakes import context, run_config
 
 
 @pytest.fixture
@@ -61,3 +70,66 @@ def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
     assert rehearsal.load_after((1, 1)) == {}
     rehearsal.save((2, 1), {"seen": np.array(7)})
     assert kept.load_before((2, 1)) == left(1)
+
+
+def visit(tmp_path, lineage, round_, number, **changes):
+    """A visit of an asynchronous run, of a model that is ever the same; what it leaves."""
+    settings = {"strategy": "rwt", "asynchronous": True, "model": "mlp", **changes}
+    place = context(0, 2, run_config(**settings), **{"store-dir": str(tmp_path)})
+    classes = [*"0123456789"]
+    architecture = Architecture("mlp", 1, 8, 8, 10, (4,))
+    label = Manifest(lineage, architecture.to_json(), classes)
+    content = pack_network(architecture.build(), label)
+    learner = changes.get("learner", "plain")
+    order = Order(round_, number, "hospital-0", classes, learner, "1", epochs=1)
+    content["order"] = to_record(order)
+    answer = app(Message(content, 100, "train", ttl=600.0), place)
+    assert not answer.has_error(), answer.error
+    return answer.content
+
+
+@pytest.mark.slow
+def test_without_rounds_each_visit_goes_on_from_the_one_before_it(tmp_path):
+    """`seen` counts the images that a hospital's stream had, whoever brought the models."""
+    changes = {"learner": "er", "mlp__hidden": "4"}
+    visits = [("a", 4, 6), ("b", 4, 2), ("c", 4, 2), ("a", 5, 7)]
+    seen = []
+    for place in visits:
+        content = visit(tmp_path, *place, **changes)
+        images = content["metrics"]["num-examples"]
+        newest = max((tmp_path / "hospital-0" / "runs" / "1" / "rehearsal").iterdir(), key=written)
+        with np.load(newest) as arrays:
+            seen.append(int(arrays["seen"]) / images)
+    assert seen == [1, 2, 3, 4]
+
+
+def test_without_rounds_a_visit_that_is_ordered_again_starts_where_it_did(kept):
+    """The server lost the answer of the last visit, and orders it again."""
+    order = [("a", 6), ("b", 2), ("c", 2)]
+    for number, each in enumerate(order, 1):
+        kept.save(kept.by_arrival(*each), left(number))
+    again = kept.by_arrival(*order[-1])
+    assert kept.load_before(again) == left(2)
+    kept.save(again, left(30))
+    assert kept.load_before(kept.by_arrival("a", 7)) == left(30)
+
+
+@pytest.mark.slow
+def test_without_rounds_no_two_lineages_draw_the_same_noise(tmp_path, monkeypatch):
+    """In simulated visits with DP-SGD; the difference of two such models would have none."""
+    drawn = []
+
+    def note(seed, purpose, *place):
+        drawn.append((purpose, place))
+        return rng_for(seed, purpose, *place)
+
+    monkeypatch.setattr("client_app.visit.rng_for", note)
+    changes = {"train__dp__noise_multiplier": 1.0, "train__dp__delta": 1e-4, "mlp__hidden": "4"}
+    for lineage in "ab":
+        visit(tmp_path, lineage, 4, 2, **changes)
+    noises = [place for purpose, place in drawn if purpose == "dp"]
+    assert len(noises) == len({*noises}) == 2
+
+
+def written(path):
+    return path.stat().st_mtime_ns
