@@ -49,14 +49,17 @@ def rehearse(
     prepare_cpu(settings.cpu_threads)
     label = Manifest("server", architecture, [])
     model = unpack_network(RecordDict({"model": network}), label, {}, torch.device("cpu"))
-    drawn = np.array_split(np.arange(steps * settings.train.batch_size), len(tasks))
-    parts = []
-    for sent, share in zip(tasks, drawn, strict=True):
-        samples = concatenate(map(_samples, sent))
-        rows = torch.from_numpy(rng.integers(len(samples), size=len(share)))
-        parts.append(samples[rows])
+    sent = [concatenate(map(_samples, each)) for each in tasks]
+    starts = np.cumsum([0, *map(len, sent)])
+    shares = np.array_split(np.arange(steps * settings.train.batch_size), len(tasks))
+    drawn = [
+        start + rng.integers(len(each), size=len(share))
+        for start, each, share in zip(starts, sent, shares, strict=False)
+    ]
+    rows, whole = torch.from_numpy(np.concatenate(drawn)), concatenate(sent)
+    samples = Samples(whole.pixels, whole.labels[rows], rows)  # no copies of embeddings
     own = replace(settings.train, class_balance="none", augment="none")
-    learner = Rehearsal(model, concatenate(parts), replace(settings, train=own), Received())
+    learner = Rehearsal(model, samples, replace(settings, train=own), Received())
     metrics = train(learner, own, 1, rng, inf)
     return pack_network(model, label).array_records["model"], metrics["train-loss"]
 

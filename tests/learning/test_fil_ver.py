@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from learning.errors import ModelError
@@ -11,10 +13,13 @@ from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, d
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture, activations, layout
+from learning.packing import pack_network
 from learning.randomness import use_seed
 from learning.samples import Samples
+from learning.server_training import rehearse
 from learning.stream import add_task, draw_rows, earlier_samples
 from learning.training import train
+from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import rng_for
 from tests.fakes import settings
 from tests.learning.test_training import draws
@@ -189,3 +194,39 @@ def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
     assert shapes["encoder.body.7.weight"] == (1000, 64 * 4 * 4)
     assert shapes["encoder.heads.1.weight"] == (256, 1000)
     assert shapes["classifier.0.weight"] == (1000, 256)
+
+
+@pytest.mark.parametrize("steps", [1, 500])
+def test_the_server_holds_each_embedding_once_whatever_the_number_of_steps(steps, monkeypatch):
+    """Of two tasks, from two hospitals and from one; equally many are drawn of each task."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(n, 1, 256, generator=generator), torch.arange(n) % 2) for n in (3, 4, 5)]
+    records = [
+        ArrayRecord({"values": Array(values.numpy()), "labels": Array(labels.numpy())})
+        for values, labels in parts
+    ]
+    learners = []
+
+    def note(learner, *_):
+        learners.append(learner)
+        return {"train-loss": 0.0}
+
+    monkeypatch.setattr("learning.server_training.train", note)
+    architecture = Architecture("ebr", 1, 16, 16, 2)
+    with use_seed(rng_for(0, "model")):
+        model = pack_network(
+            architecture.build(), Manifest("a", architecture.to_json(), ["0", "1"])
+        )
+    rng = rng_for(0, "server")
+    tasks = [records[:2], records[2:]]
+    rehearse(model.array_records["model"], architecture.to_json(), tasks, CONFIG, steps, rng)
+    (learner,) = learners
+    assert len(learner.samples.pixels) == 12
+    count, again = steps * CONFIG.train.batch_size, rng_for(0, "server")
+    drawn = [again.integers(n, size=count // 2) for n in (7, 5)]
+    rows = torch.from_numpy(np.concatenate([drawn[0], drawn[1] + 7]))
+    values, labels = map(torch.cat, zip(*parts, strict=True))
+    assert torch.equal(learner.samples.images, values[rows])
+    assert torch.equal(learner.samples.labels, labels[rows])
+    batch = learner.samples[torch.arange(count - 2, count)]
+    assert torch.equal(batch.images, values[rows[-2:]])
