@@ -11,7 +11,7 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` cod
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +25,7 @@ from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS, distances
 from gan.pixel_range import to_bytes
 from gan.projection import Projection, Start, mean_w, project
+from gan.synthesis import PART
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
 VERSION = 1  # of the search for codes; codes of another version are not used
@@ -195,12 +196,21 @@ class Deck:
 
 
 @torch.no_grad()
+def render_code_parts(generator: Generator, codes: Tensor, seed: int) -> Iterator[Tensor]:
+    """As `render_codes`, in parts of `PART` images."""
+    rng = torch.Generator(codes.device).manual_seed(seed)
+    for part in codes.split(PART):
+        made = []
+        for block in part.split(BLOCK):
+            shapes = [(len(block), 1, *each) for each in generator.noise_shapes]
+            noise = [torch.randn(each, generator=rng, device=codes.device) for each in shapes]
+            made.append(to_bytes(generator.synthesise(block, noise)))
+        yield torch.cat(made)
+
+
 def render_codes(generator: Generator, codes: Tensor, seed: int) -> Tensor:
     """Images uint8 [n, C, R, R] from codes [n, D]; the seed decides on the noise."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        made = [to_bytes(generator.synthesise(part)) for part in codes.split(BLOCK)]
-    return torch.cat(made)
+    return torch.cat([*render_code_parts(generator, codes, seed)])
 
 
 @torch.no_grad()

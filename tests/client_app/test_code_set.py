@@ -6,12 +6,15 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer import gan_sampler, make_buffer
+from client_app.release.buffer import code_set, gan_sampler, make_buffer
 from gan.code_sets import CODE_SETS
-from gan.codes import EFFORTS, Source
+from gan.codes import EFFORTS, Source, render_codes
+from gan.nearest import nearest
+from gan.pixel_range import to_bytes
 from gan.presets import PRESETS
 from learning.errors import DeadlineError
 from strategies.protocol.settings import GANSettings, SettingsError
@@ -140,6 +143,38 @@ def test_a_code_that_was_refused_is_not_drawn_again(hospital, monkeypatch):
     sampler.render(labels, 1)
     sampler.render(labels[:10], 2)
     assert len({code for call in drawn for code in call}) == 30
+
+
+@pytest.mark.slow
+def test_the_picture_of_a_set_is_made_of_parts_and_is_that_of_the_whole(hospital, monkeypatch):
+    """A set of LCI may be too large for the memory."""
+    given, rows, curves, sizes = [], [], [], []
+
+    def compare(real, made, distance):
+        sizes.append(len(made))
+        return nearest(real, made, distance)
+
+    def plot(name, distances):
+        curves.append(distances)
+        return Figure()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(code_set, "_draw", lambda *arguments: given.append(arguments))
+        make_buffer(hospital("lci"), 20, soon())
+    job, source, codes = given[0]
+    monkeypatch.setattr("gan.codes.BLOCK", 8)
+    monkeypatch.setattr("gan.codes.PART", 16)
+    monkeypatch.setattr(code_set, "nearest", compare)
+    monkeypatch.setattr(code_set, "save_grid", lambda path, images, *_: rows.append(images))
+    monkeypatch.setattr(code_set, "histogram", plot)
+    code_set._draw(job, source, codes)
+    everything = render_codes(source.generator, torch.cat([*codes.values()]), job.seed)
+    assert len(sizes) > 1
+    assert sizes == list(map(len, everything.split(16)))
+    far, which = nearest(to_bytes(source.images), everything, job.distance)
+    assert curves[0]["nearest"] == pytest.approx(far.tolist(), rel=1e-5)
+    examples = torch.linspace(0, len(far) - 1, 8).long()
+    assert torch.equal(rows[0][-8:], everything[which[examples]])
 
 
 def _job(place, monkeypatch):

@@ -8,6 +8,7 @@ from gan.checkpoint import write_whole
 from gan.code_sets import CODE_SETS
 from gan.codes import Deck, pairwise, render_codes, sample_rows
 from gan.nearest import nearest
+from gan.pixel_range import to_bytes
 
 
 def code_set(name, place):
@@ -98,6 +99,22 @@ def test_the_seed_decides_on_the_noise_of_an_image(source):
     assert first.dtype == torch.uint8
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_images_of_codes_have_the_noise_of_torch_s_own_generator(seed, source, monkeypatch):
+    """Whatever the size of a part: pictures and buffers stay the same."""
+    place = source()
+    for conv in place.generator.convs:
+        conv.noise_strength.fill_(1.0)
+    w = torch.randn(21, 5)
+    with torch.random.fork_rng([]), torch.no_grad():
+        torch.manual_seed(seed)
+        wanted = torch.cat([to_bytes(place.generator.synthesise(part)) for part in w.split(4)])
+    monkeypatch.setattr(codes, "BLOCK", 4)
+    for part in (8, 512):
+        monkeypatch.setattr(codes, "PART", part)
+        assert torch.equal(render_codes(place.generator, w, seed), wanted)
 
 
 def test_distances_of_all_pairs_are_those_of_single_ones(source, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from client_app.release.buffer.job import Job
 from gan.code_sets import CODE_SETS
-from gan.codes import EFFORTS, Codes, Source, render_codes, sample_rows
+from gan.codes import EFFORTS, Codes, Source, render_code_parts, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.networks import Generator
 from gan.pixel_range import from_bytes, to_bytes
@@ -57,13 +57,18 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
 def _draw(job: Job, source: Source, codes: Codes) -> None:
     """Write pictures of real images, their projections, and the nearest images of the set."""
     found, real = source.projection(), to_bytes(source.images)
-    made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
-    far, which = nearest(real, made, job.distance)
-    distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}
+    examples = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
+    least, shown = torch.full_like(found.distances, torch.inf), real[examples]
+    # A class may have 179,300 codes of LCI: memory holds a part of their images.
+    for made in render_code_parts(source.generator, torch.cat(list(codes.values())), job.seed):
+        far, which = nearest(real, made, job.distance)
+        nearer = far < least
+        least = far.where(nearer, least)
+        shown[nearer[examples]] = made[which[examples]][nearer[examples]]
+    distances = {"projection": found.distances.tolist(), "nearest": least.tolist()}
     folder = job.pictures()
     histogram(job.distance.name, distances).savefig(folder / "set-distances.png", dpi=150)
-    examples = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
-    rows = torch.cat([real[examples], to_bytes(found.images[examples]), made[which[examples]]])
+    rows = torch.cat([real[examples], to_bytes(found.images[examples]), shown])
     save_grid(folder / "set-nearest.png", rows, len(examples), PIXELS)
 
 
