@@ -17,7 +17,8 @@ and δ. It also covers the numbers of images, and so the presence of a class. Re
 another one moves the statistic by at most √2: two such vectors have a scalar product of at least
 a² + b² τ + c² τ², τ = t·t', which is at least 0 because a² ≥ b⁴ / (4 c²).
 
-If patients are known, the unit is the patient: each of the k images of a patient counts 1/k.
+If patients are known, the unit is the patient: each of the k images of a patient counts 1/k,
+rounded up or down to steps of 1/256 so that their sum is 1. Of more than 256 images, 256 count.
 
 **Numbers.** All sums are of whole numbers: t is truncated to a grid (towards zero, so no norm
 grows), and noise is rounded to the grid of the sums. So no bit of a floating-point sum reveals an
@@ -196,9 +197,15 @@ def add_noise(
 
 
 def weights_of(patients: NDArray[Any]) -> NDArray[np.float64]:
-    """The weight of each image [N] in steps of 1 / WEIGHT; at most 1 in sum for a patient."""
-    _, places, numbers = np.unique(patients, return_inverse=True, return_counts=True)
-    return np.asarray(WEIGHT // numbers[places], dtype=np.float64)
+    """The weight of each image [N] in steps of 1 / WEIGHT; 1 in sum for each patient.
+
+    The image i = 0, ..., k - 1 of a patient has the steps from i / k to (i + 1) / k.
+    """
+    _, places, counts = np.unique(patients, return_inverse=True, return_counts=True)
+    firsts, k = np.cumsum(counts) - counts, counts[places]
+    i = np.empty_like(places)
+    i[np.argsort(places, kind="stable")] = np.arange(len(places)) - np.repeat(firsts, counts)
+    return np.asarray((i + 1) * WEIGHT // k - i * WEIGHT // k, dtype=np.float64)
 
 
 def certain_classes(counts: NDArray[np.float64], fewest: int, noise: float) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from scipy.stats import kstest
 from audit.epsilon import prove_epsilon
 from gan import moment_generator
 from gan.moment_generator import MomentGenerator
-from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal
+from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal, weights_of
 
 
 def nothing(count):
@@ -86,6 +86,29 @@ def test_a_patient_of_five_images_moves_it_no_more_than_one_of_one():
     assert 0.3 < difference(whole, without) <= 1.0
     by_image = release(images, labels, 2, 1.0, nothing)
     assert difference(by_image, without) > 1.5
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 64, 100, 129, 255, 256, 257, 1000, 5000])
+def test_a_patient_counts_1_whatever_the_number_of_images(k):
+    """An image counts 1/k, to a step of 1/256; here k images of a patient among those of others."""
+    patients = np.random.default_rng(0).permutation(np.repeat([7, 3, 5], [k, 1, 300]))
+    weights = weights_of(patients) / 256
+    own = weights[patients == 7]
+    assert [weights[patients == each].sum() for each in (7, 3, 5)] == [1, 1, 1]
+    assert np.abs(own - 1 / k).max() < 1 / 256
+    if 256 % k == 0:
+        assert {*own} == {1 / k}
+    if k > 256:  # those that count are spread over all
+        assert np.diff(np.flatnonzero(own)).max() <= math.ceil(k / 256)
+
+
+def test_a_patient_of_600_images_moves_the_statistic_as_one_of_a_single_image():
+    images, labels = images_of(1)[[0] * 604], torch.zeros(604, dtype=torch.int64)
+    patients = np.array([0, 1, 2, 3, *[4] * 600])
+    many = release(images, labels, 1, 1.0, nothing, patients)
+    single = release(images[:5], labels[:5], 1, 1.0, nothing, patients[:5])
+    assert many.counts == [5]
+    assert difference(many, single) == 0
 
 
 def test_noise_has_the_size_and_the_grid_that_it_says():
