@@ -282,6 +282,25 @@ def test_the_same_images_of_other_patients_are_checked_anew(hospital, monkeypatc
     assert jobs[0].folder == jobs[1].folder  # the GAN is not trained again
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+@pytest.mark.parametrize("key", ["gan__lpips_weights", "gan__inception_weights"])
+def test_another_file_of_weights_is_another_gan(key, pretrained, hospital, monkeypatch):
+    """The distance has one name for all files; without pretrained networks no file is read."""
+    folders = []
+
+    def make(job):
+        folders.append(job.folder)
+        return Release(job.learnt, {})
+
+    monkeypatch.setattr(buffer, "make", make)
+    monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="lpips-vgg"))
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], pretrained=pretrained))
+    for file in ("", "/a.pth", "/b.pth", "/a.pth"):
+        make_buffer(hospital(**{key: file}), 20, soon())
+    lpips = key == "gan__lpips_weights"
+    assert len({*folders}) == (3 if pretrained or not lpips else 1)
+
+
 def test_a_preset_is_checked_without_torch():
     code = "import gan.presets, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

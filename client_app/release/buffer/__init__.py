@@ -89,6 +89,8 @@ def make_buffer(
     if trains_gan:
         loss = [gan.privacy_weight, gan.privacy_reduction]
         networks = [asdict(preset), distance.name, gan.inception_weights]
+        if preset.pretrained and gan.lpips_weights:  # the name of the distance has no file
+            networks.append(gan.lpips_weights)
         codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
         rendering = [gan.projections, codes]
         parts = [VERSION, images, classes, loss, networks, seed]
