@@ -42,13 +42,13 @@ def train(
         after_epoch: Called at the end of each epoch with its number, from 1.
         progress: Called after every step with the numbers of finished and of all images.
         fewest: Fewest different images of a step.
-        private: The steps of DP-SGD, which draw their own images and ignore `fewest`.
+        private: The steps of DP-SGD, which draw their own images and ignore `fewest`; the network
+            has passed `check_network`.
 
     Returns:
         `train-loss`, the mean loss of the last epoch without the method's penalty; `num-examples`.
 
     Raises:
-        ModelError: The steps are private, and the network mixes images of a batch.
         DeadlineError: The deadline has passed.
     """
     samples = learner.samples
