@@ -68,7 +68,7 @@ def unpack(
         content = request.message.content
         needed = batch, images, copies, hospital.learner.bytes_beside
         check_model(hospital.policy, label.architecture, content, *needed)
-        local = kept.load_after(request.visit) if tested else kept.load_before(request.visit)
+        local = kept.load(request.visit, after=tested)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         beside: dict[str, dict[str, Tensor]] = {}
         if memory := find_record(opened, "memory", ArrayRecord):

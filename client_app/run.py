@@ -232,13 +232,13 @@ class Kept:
         newest = known[-1][0] if known else 0
         return next((each for each in known if each[1:] == visit), (newest + 1, *visit))
 
-    def load_before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
-        """The arrays of the last visit before this one; empty before the first."""
-        return self._newest([each for each in self._visits() if each < visit])
+    def load(self, visit: Place, *, after: bool = False) -> dict[str, NDArray[np.generic]]:
+        """The arrays of the last visit before this one; with `after`, of this one if it left any.
 
-    def load_after(self, visit: Place) -> dict[str, NDArray[np.generic]]:
-        """The arrays of this visit, or else of the last one before it; empty without any."""
-        return self._newest([each for each in self._visits() if each <= visit])
+        They are empty if there is no such visit.
+        """
+        left = [each for each in self._visits() if each < visit or (after and each == visit)]
+        return self.run.load(self._name(left[-1])) if left else {}
 
     def save(self, visit: Place, arrays: dict[str, NDArray[np.generic]]) -> None:
         """Keep the arrays of this visit and of the visit before; discard older ones.
@@ -249,9 +249,6 @@ class Kept:
         self.run.save(self._name(visit), arrays)
         for older in [each for each in self._visits() if each < visit][:-1]:
             self.run.discard(self._name(older))
-
-    def _newest(self, visits: list[Place]) -> dict[str, NDArray[np.generic]]:
-        return self.run.load(self._name(visits[-1])) if visits else {}
 
     def _visits(self) -> list[Place]:
         """The visits that left arrays, in order."""

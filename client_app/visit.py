@@ -96,7 +96,7 @@ class Visit:
         self.place: Place = request.visit
         if request.hospital.settings.asynchronous:
             self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
-        rehearsal = self.kept.load_before(self.place)
+        rehearsal = self.kept.load(self.place)
         self.received = _collect_received(request, self.old_label, beside, rehearsal)
         self.beside: dict[str, ArrayRecord] = {}
         self.snapshots: dict[str, RecordDict] = {}

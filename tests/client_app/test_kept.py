@@ -24,15 +24,15 @@ def left(number):
 
 
 def test_before_the_first_visit_there_is_nothing(kept):
-    assert kept.load_before((1, 1)) == kept.load_after((1, 1)) == {}
+    assert kept.load((1, 1)) == kept.load((1, 1), after=True) == {}
 
 
 def test_a_visit_starts_from_the_one_before_it_and_is_tested_as_it_left(kept):
     for hop in (1, 2, 10):
         kept.save((1, hop), left(hop))
-    assert kept.load_before((1, 10)) == left(2)
-    assert kept.load_after((1, 10)) == left(10)
-    assert kept.load_after((2, 1)) == kept.load_before((2, 1)) == left(10)
+    assert kept.load((1, 10)) == left(2)
+    assert kept.load((1, 10), after=True) == left(10)
+    assert kept.load((2, 1), after=True) == kept.load((2, 1)) == left(10)
 
 
 def test_the_last_two_visits_are_kept(kept, tmp_path):
@@ -46,9 +46,9 @@ def test_a_visit_that_is_made_again_starts_where_it_did_and_takes_its_own_place(
     for hop in (1, 2):
         kept.save((1, hop), left(hop))
     kept.save((0, 0), left(0))
-    assert kept.load_before((1, 2)) == left(1)
+    assert kept.load((1, 2)) == left(1)
     kept.save((1, 2), left(20))
-    assert kept.load_before((1, 3)) == left(20)
+    assert kept.load((1, 3)) == left(20)
 
 
 @pytest.mark.parametrize("load", [Store.load, Store.load_small])
@@ -67,9 +67,9 @@ def test_a_damaged_file_is_named_to_the_hospital_alone_and_stays(tmp_path, load,
 def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
     kept.save((1, 1), left(1))
     rehearsal = Kept(Store(tmp_path), "rehearsal")
-    assert rehearsal.load_after((1, 1)) == {}
+    assert rehearsal.load((1, 1), after=True) == {}
     rehearsal.save((2, 1), {"seen": np.array(7)})
-    assert kept.load_before((2, 1)) == left(1)
+    assert kept.load((2, 1)) == left(1)
 
 
 def visit(tmp_path, lineage, round_, number, **changes):
@@ -109,9 +109,9 @@ def test_without_rounds_a_visit_that_is_ordered_again_starts_where_it_did(kept):
     for number, each in enumerate(order, 1):
         kept.save(kept.by_arrival(*each), left(number))
     again = kept.by_arrival(*order[-1])
-    assert kept.load_before(again) == left(2)
+    assert kept.load(again) == left(2)
     kept.save(again, left(30))
-    assert kept.load_before(kept.by_arrival("a", 7)) == left(30)
+    assert kept.load(kept.by_arrival("a", 7)) == left(30)
 
 
 @pytest.mark.slow

@@ -40,7 +40,9 @@ def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, models, leg
         return
     assert not answer.has_error(), answer.error
     sent = answer.content.array_records.get("memory")
-    kept = Kept(Store(tmp_path / "store" / "graz" / "runs" / "1"), "rehearsal").load_after((1, 2))
+    kept = Kept(Store(tmp_path / "store" / "graz" / "runs" / "1"), "rehearsal").load(
+        (1, 2), after=True
+    )
     if leg == 2:
         assert (sent, kept) == (None, {})
         return
