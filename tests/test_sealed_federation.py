@@ -8,9 +8,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import handlers, parcels, visit
+from client_app import parcels, visit
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity
+from client_app.authority.judge import Judge
 from client_app.authority.members import member_line, read_members
 from client_app.authority.sealing import Seal
 from strategies.protocol.may_leave import Failure
@@ -158,14 +159,13 @@ def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_hospital_that_calls_good_models_useless_undoes_one_visit(tmp_path, monkeypatch):
     """Who has tested an undone model can train and test the copy before it."""
-    judge = handlers.Judge
 
     def lie(request, *rest):
         if request.hospital.name == "hospital-2" and request.order.round == 2:
             raise UselessError("It is of no use.")
-        return judge(request, *rest)
+        return Judge(request, *rest)
 
-    monkeypatch.setattr(handlers, "Judge", lie)
+    monkeypatch.setattr("client_app.handlers.Judge", lie)
     _, ledger, _ = federate(tmp_path, num_server_rounds=3)
     assert {outcome for _, outcome, _ in failures(ledger)} <= {"useless"}
     tests = [event for event in ledger.of("evaluate") if event.round == 3]
