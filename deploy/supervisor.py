@@ -133,7 +133,7 @@ class Program:
             start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
             umask=0o077,  # other users of the machine must not read images and models
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if self.watched else subprocess.STDOUT,
         )
         self._watch = Watch(process, self.voice)
 

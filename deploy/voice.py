@@ -44,8 +44,11 @@ class Voice:
     def __init__(self) -> None:
         self._raw = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
 
-    def hear(self, line: bytes) -> None:
-        """Take one line of output, and print its translation if there is one."""
+    def hear(self, line: bytes, is_own: bool = True) -> None:
+        """Take one line of output, and print it, or its translation if there is one.
+
+        Only lines of the program itself are translated (`is_own`), not those of its apps.
+        """
         if self._raw:
             # Errors of stdout are ignored, so that reading goes on: a full pipe stops the program.
             with suppress(OSError):
@@ -56,7 +59,7 @@ class Voice:
         # Control characters could move the reader's cursor.
         plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
         without_level = _LEVEL.sub("", plain)
-        translated = self.translate(without_level)
+        translated = self.translate(without_level) if is_own else None
         if translated is None:
             translated = "" if _CHATTER.match(without_level) else plain
         if translated.strip():

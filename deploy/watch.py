@@ -3,7 +3,8 @@
 flower-supernode starts a process for each message, flwr-clientapp, and waits for the answer without
 limit. If the process ends without an answer (by SIGTERM, or while it hands the answer over), the
 SuperNode stays up and connected, but never accepts a message again. Its output shows whether it
-owes an answer. The processes of its group show whether a process works on the answer.
+owes an answer. The output of the app is another pipe (programs/flower-supernode), and is not
+searched. The processes of its group show whether a process works on the answer.
 
 A SuperNode ignores a message of an ended run, but a process may still answer that message. Then the
 SuperNode sends this answer in place of the next one, and every later answer one message late.
@@ -39,14 +40,20 @@ class Watch:
     def __init__(self, process: subprocess.Popen[bytes], voice: Voice) -> None:
         """Start to read the output.
 
-        The SuperNode leads a process group, and its output goes to a pipe. `voice` passes it on.
+        The SuperNode leads a process group. Its output goes to a pipe, stdout. The output of the
+        group's other processes may go to another, stderr. `voice` passes both on.
         """
         self.process, self._voice = process, voice
         self._patience = inf
         self._since = self._next_look = 0.0
-        # A daemon thread: a process that has left the group may hold the pipe open for ever.
-        self._reader = Thread(target=self._read, args=(process.stdout,), daemon=True)
-        self._reader.start()
+        # Daemon threads: a process that has left the group may hold a pipe open for ever.
+        self._readers = [
+            Thread(target=self._read, args=(output, output is process.stdout), daemon=True)
+            for output in (process.stdout, process.stderr)
+            if output
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def wedged(self) -> bool:
         """Whether the SuperNode has to be restarted."""
@@ -60,14 +67,15 @@ class Watch:
 
     def close(self) -> None:
         """Pass on the rest of the output of a SuperNode that has ended."""
-        self._reader.join(timeout=5)  # a process that outlives it may hold its output open
+        for reader in self._readers:
+            reader.join(timeout=3)  # a process that outlives it may hold its output open
 
-    def _read(self, output: IO[bytes]) -> None:
+    def _read(self, output: IO[bytes], is_own: bool) -> None:
         with output:
             for line in output:
-                self._voice.hear(line)
+                self._voice.hear(line, is_own)
                 for text, patience in PATIENCE.items():
-                    if text in line:
+                    if is_own and text in line:
                         self._since, self._patience = time.monotonic(), patience
 
 

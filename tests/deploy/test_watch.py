@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import demo, watch
-from deploy.voice import Voice
+from deploy import demo, supervisor, watch
+from deploy.hospital import PROGRAMS
+from deploy.voice import SuperNodeVoice, Voice
 from deploy.watch import Watch
 from tests.deploy.test_deploy import ROOT, wait_until
 
@@ -138,6 +139,57 @@ def test_the_work_of_another_supernode_does_not_count(supernode, clientapp):
     supernode.write(RECEIVED)
     wait_until(supernode.watch.wedged)
     other.end()
+
+
+SPOKEN = [
+    *("SuperNode ID: 7", "refused [code: 2004]", "Exit Code: 305"),
+    *("Receiving: train message", "Sent successfully: 3"),
+    *("Ignoring message 8.", "Failed to receive message 8: gone", "Ignoring message " * 12),
+]
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG"])
+@pytest.mark.parametrize("speaker", ["flower-superexec", "flower-supernode"])
+def test_only_a_supernodes_own_words_are_heeded(
+    speaker, level, quick, tmp_path, monkeypatch, capsys
+):
+    """Not those of the app, which may have a text of another hospital, nor those of a SuperExec."""
+    monkeypatch.setenv("FLWR_LOG_LEVEL", level)
+    (tmp_path / "words").write_text(
+        "".join(f"{words}\n\033[92mINFO 7\033[0m:      {words}\n" for words in SPOKEN)
+    )
+    for name in ("flower-superexec", "flower-supernode"):
+        words = f"cat {tmp_path}/words; cat {tmp_path}/words >&2" if name == speaker else ""
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{words}\nexec sleep 60\n")
+        program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{PROGRAMS}:{tmp_path}/bin:{os.environ['PATH']}"}
+    options = ["--host", "::1", "--port", "9", "--superexec-auth-secret-file", "secret"]
+    supernode = supervisor.Program(
+        [str(PROGRAMS / "flower-supernode"), *options],
+        *(tmp_path, environment, SuperNodeVoice("graz", "fl:9092")),
+        watched=True,
+    )
+    printed = ""
+
+    def look():
+        nonlocal printed
+        supernode.look_after()
+        printed += capsys.readouterr().out
+
+    try:
+        wait_until(lambda: printed.count(SPOKEN[-1].strip()) >= 4, look)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end and "it is restarted" not in printed:
+            look()
+    finally:
+        supernode.end()
+        supernode.wait()
+    is_own = speaker == "flower-supernode"
+    assert ("it is restarted" in printed) == is_own
+    if level == "DEBUG" or not is_own:  # nothing was translated
+        assert all(printed.count(words.strip()) >= 4 for words in SPOKEN)
 
 
 @pytest.mark.slow
