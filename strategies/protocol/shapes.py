@@ -13,6 +13,8 @@ from math import nan
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
+from strategies.protocol.text import printable
+
 ShapeT = TypeVar("ShapeT")
 
 MOST_VALUES = 4_000_000  # in a text; each takes some hundred bytes of memory
@@ -75,7 +77,7 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
         known, needed = _fields_of(kind)
         odd = needed - value.keys() | (value.keys() - known.keys() if is_dataclass(kind) else set())
         if odd and not any_version:
-            raise ShapeError(f"{_prefix(place)}differs in {', '.join(sorted(odd)):.200}")
+            raise ShapeError(f"{_prefix(place)}differs in {printable(', '.join(sorted(odd))):.200}")
         given = {key: convert(value[key], key, known[key]) for key in value.keys() & known.keys()}
         if is_typeddict(kind):
             return {**value, **given}
@@ -124,7 +126,7 @@ def _require(fits: bool, value: Any, place: str, allowed: str) -> None:
 
 
 def _prefix(place: str) -> str:
-    return f"'{place:.200}' " if place else "it "
+    return f"'{printable(place):.200}' " if place else "it "
 
 
 def _empty(shape: Any) -> Any:

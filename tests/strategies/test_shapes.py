@@ -67,6 +67,8 @@ def test_what_fits_is_read():
         ({"kept": 1}, "'kept'"),
         ({"inner": {}}, "'inner' differs in count, figures, free, kept, pairs, parts"),
         ({"other": 1}, "it differs in other"),
+        ({"a\nINFO: \x1b[2J": 1}, r"it differs in a\nINFO: \x1b[2J"),
+        ({"figures": {"a\nINFO: \x1b[2J": "1"}}, r"'figures.a\nINFO: \x1b[2J' is '1'"),
     ],
 )
 def test_what_does_not_fit_is_named(change, place):
