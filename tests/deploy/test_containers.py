@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from deploy.demo import write_images
 from deploy.transport import free_port
@@ -129,3 +130,15 @@ def test_a_pod_begins_again_until_its_files_are_there(whose, there, begins, tmp_
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=path, capture_output=True)
     assert done.returncode == 0
     assert any(each in done.stdout for each in (b"hospital join", b"server authority")) == begins
+
+
+@pytest.mark.parametrize("whose", ["hospital", "server"])
+def test_a_new_pod_finds_keys_with_the_rights_that_they_had(whose):
+    """By default Kubernetes opens all files of a volume to its group, before each start."""
+    text = (ROOT / "docs" / f"kubernetes-{whose}.yaml").read_text("utf-8")
+    pods = [
+        each["spec"]["template"]["spec"]
+        for each in yaml.safe_load_all(text)
+        if each["kind"] == "Deployment"
+    ]
+    assert [pod["securityContext"]["fsGroupChangePolicy"] for pod in pods] == ["OnRootMismatch"]
