@@ -1,6 +1,8 @@
 """Commands of a hospital that takes part in real runs (docs/deployment.md)."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -49,8 +51,8 @@ def init(
     private()
     images = _images(data)
     address = server or _ask("--server", "The server's host:port")
-    place = _make(folder, name, images, address, members, model)
-    print(f"{place / name}.pub goes to the server's operator, who registers it.")
+    with _making(folder, name, images, address, members, model) as place:
+        print(f"{place / name}.pub goes to the server's operator, who registers it.")
 
 
 @command(app, "hospital join graz.invitation --data ~/skin --yes")
@@ -84,15 +86,20 @@ def join(
     if not yes and (_ask("--yes", "Approve this code and join? (yes or no)") != "yes"):
         print("You have not joined: the answer was not 'yes'.")
         raise typer.Exit(1)
-    place = _make(folder, found.hospital, images, found.server, members, model)
-    answer = write_answer(place, found)
+    with _making(folder, found.hospital, images, found.server, members, model) as place:
+        answer = write_answer(place, found)
     print(f"{answer} goes to the server's operator, who accepts it.")
 
 
-def _make(
+@contextmanager
+def _making(
     folder: Path | None, name: str, data: str, server: str, members: str, model: str | None
-) -> Path:
-    """Make a hospital's folder, with the keys of hospital.toml; returns it."""
+) -> Iterator[Path]:
+    """Make a hospital's folder, with the keys of hospital.toml, for the block.
+
+    If this or the block fails, hospital.toml is removed, so that the next attempt goes on from
+    here.
+    """
     from cli.authority import policy
     from deploy.approved import approve
     from deploy.credentials import make_key
@@ -111,10 +118,10 @@ def _make(
         print("This line goes to the other hospitals, for their members:")
         known = None if members in ("first-use", "none") else place / expand(members)
         _print_identity(place, name, place / "store", known)
+        yield place
     except BaseException:
-        (place / HOSPITAL).unlink()  # so that the next attempt goes on from here
+        (place / HOSPITAL).unlink()
         raise
-    return place
 
 
 def _print_identity(folder: Path, name: str, store_dir: Path, members: Path | None = None) -> None:

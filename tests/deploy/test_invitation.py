@@ -1,5 +1,6 @@
 """Invitations: a key is registered once, for the hospital that was invited, and in time."""
 
+import errno
 import hashlib
 import json
 import re
@@ -72,6 +73,27 @@ def test_a_hospital_joins_with_keys_that_stay(call, folder, registered, tmp_path
     status, _, error = call("server", "accept", answer)
     assert status == 2
     assert "was accepted at" in error
+
+
+@pytest.mark.parametrize("file", ["ca.crt", "graz.answer"])
+def test_a_hospital_whose_answer_was_not_written_joins_again(
+    call, folder, tmp_path, monkeypatch, file
+):
+    def full(path, content, **options):
+        if path.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_whole(path, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_whole", full)
+        status, _, error = join(call)
+    assert (status, "No space left" in error) == (2, True)
+    graz = tmp_path / "fedhandoff" / "graz"
+    key = (graz / "graz.pub").read_bytes()
+    status, _, error = join(call)
+    assert (status, error) == (0, "")
+    assert (graz / "graz.pub").read_bytes() == key
+    assert (graz / "graz.answer").exists()
 
 
 def test_only_its_owner_reads_an_invitation_and_the_server_keeps_no_token(folder, tmp_path):
