@@ -4,7 +4,8 @@ The operator makes an invitation, a file for one hospital (`fedhandoff server in
 server's address and certificate, the hash of the code, and a token. The hospital makes its keys and
 an answer with its public key (`fedhandoff hospital join`). The answer has no token, but a code of
 authentication (HMAC-SHA-256, RFC 2104) by the token over the name and the key. The operator accepts
-an answer once (`fedhandoff server accept`).
+the answer (`fedhandoff server accept`). From then on the invitation is for this key alone, so an
+interrupted command can be repeated.
 
 A thief of an invitation can have one key registered under the hospital's name, until the hospital's
 own answer is accepted. Of two answers the second is refused, so the theft is noticed. The key gives
@@ -116,7 +117,8 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
         **{"token": token, "pem": read_text(certificate)},
     }
     write_whole(file, tomli_w.dumps(content, multiline_strings=True), private=True)
-    _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
+    with alone(folder):
+        _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
 
 
 def read_invitation(file: Path) -> Invitation:
@@ -154,18 +156,38 @@ def write_answer(folder: Path, invitation: Invitation) -> Path:
 def accept(folder: Path, file: Path) -> str:
     """Register the key of an answer; returns the hospital's name.
 
+    If the key cannot be registered now, the same answer can be accepted later.
+
     Raises:
         DeployError: The answer is not that of an open invitation, or the key cannot be registered.
     """
     answer = _read(file, Answer)
+    name, now = answer.hospital, datetime.now(UTC).isoformat(timespec="seconds")
+    with alone(folder):
+        facts = _check(folder, file, answer)
+        # Before the key is registered: if this command is interrupted, no other key counts.
+        _keep(folder, name, {"accepted": now, **facts, "key": answer.key})
+    public_key = folder / f"{name}.pub"
+    write_whole(public_key, f"{answer.key} {name}\n")
+    register(folder, public_key, name)
+    return name
+
+
+def _check(folder: Path, file: Path, answer: Answer) -> dict[str, str]:
+    """What is kept of an answer's invitation.
+
+    Raises:
+        DeployError: The invitation is not open for this answer.
+    """
     name = answer.hospital
     kept = _invitations(folder).get(name)
     if kept is None:
         raise DeployError(f"{name} has no invitation: make one with `fedhandoff server invite`.")
-    if done := kept.get("accepted"):
+    if (done := kept.get("accepted")) and kept.get("key") != answer.key:
         raise DeployError(
-            f"The invitation of {name} was accepted at {done}. If {name} did not send that answer, "
-            f"a thief has: unregister its node ({folder / 'hospitals.json'}), and invite again."
+            f"The invitation of {name} was accepted at {done}, with another key. If {name} did not "
+            f"send that answer, a thief has: unregister its node ({folder / 'hospitals.json'}), "
+            "and invite again."
         )
     try:
         secret, ends = bytes.fromhex(kept["secret"]), kept["ends"]
@@ -174,11 +196,7 @@ def accept(folder: Path, file: Path) -> str:
         raise DeployError(f"{folder / INVITATIONS} is damaged: invite {name} again.") from error
     if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
         raise DeployError(f"{file} does not answer the newest invitation of {name}.")
-    public_key = folder / f"{name}.pub"
-    write_whole(public_key, f"{answer.key} {name}\n")
-    register(folder, public_key, name)
-    _keep(folder, name, {"accepted": datetime.now(UTC).isoformat(timespec="seconds")})
-    return name
+    return kept
 
 
 def _secret(token: str) -> bytes:
@@ -211,9 +229,9 @@ def _invitations(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
-    with alone(folder):
-        known = {**_invitations(folder), hospital: facts}
-        write_whole(folder / INVITATIONS, json.dumps(known), private=True)
+    """Keep the facts of a hospital's invitation; the folder is locked."""
+    known = {**_invitations(folder), hospital: facts}
+    write_whole(folder / INVITATIONS, json.dumps(known), private=True)
 
 
 def _read(file: Path, table: type[TableT]) -> TableT:

@@ -70,9 +70,6 @@ def test_a_hospital_joins_with_keys_that_stay(call, folder, registered, tmp_path
     assert "PRIVATE" not in sent
     assert call("server", "accept", answer)[0] == 0
     assert registered == {"graz": (graz / "graz.pub").read_text()}
-    status, _, error = call("server", "accept", answer)
-    assert status == 2
-    assert "was accepted at" in error
 
 
 @pytest.mark.parametrize("file", ["ca.crt", "graz.answer"])
@@ -158,6 +155,88 @@ def test_a_key_that_cannot_be_registered_can_be_accepted_later(
             accept(folder, answer)
     assert accept(folder, answer) == "graz"
     assert [*registered] == ["graz"]
+
+
+def answer_of(token, key):
+    """The answer of a person who has the invitation of graz."""
+    mac = module._mac(module._secret(token), "graz", key)
+    return tomli_w.dumps({"hospital": "graz", "key": key, "mac": mac})
+
+
+@pytest.mark.parametrize("fails", ["", "before", "after"])
+def test_a_second_key_is_refused_also_after_an_interruption(
+    call, folder, registered, tmp_path, monkeypatch, fails
+):
+    """Before or after Flower has registered the first key."""
+
+    class Killed(BaseException):
+        pass
+
+    def register(folder, public_key, name):
+        if fails == "after":
+            registered[name] = public_key.read_text()
+        raise Killed
+
+    join(call)
+    answer = tmp_path / "fedhandoff" / "graz" / "graz.answer"
+    if fails:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "register", register)
+            with pytest.raises(Killed):
+                accept(folder, answer)
+    else:
+        accept(folder, answer)
+    token = tomllib.loads((tmp_path / "graz.invitation").read_text())["token"]
+    stolen = tmp_path / "stolen.answer"
+    stolen.write_text(answer_of(token, "ecdsa-sha2-nistp384 AAAA"))
+    with pytest.raises(DeployError, match=r"was accepted at .*, with another key\. .* a thief"):
+        accept(folder, stolen)
+    assert accept(folder, answer) == "graz"
+    assert [key.split()[1] for key in registered.values()] != ["AAAA"]
+
+
+def test_of_two_keys_at_once_one_is_registered(call, folder, registered, tmp_path, monkeypatch):
+    token = tomllib.loads((tmp_path / "graz.invitation").read_text())["token"]
+    answers = [tmp_path / f"{each}.answer" for each in "AB"]
+    for answer in answers:
+        answer.write_text(answer_of(token, f"ecdsa-sha2-nistp384 {answer.stem * 4}"))
+
+    def slow(path, content, **options):
+        time.sleep(0.2)
+        write_whole(path, content, **options)
+
+    monkeypatch.setattr(module, "write_whole", slow)
+    refused = []
+
+    def accept_one(answer):
+        try:
+            accept(folder, answer)
+        except DeployError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=accept_one, args=(answer,)) for answer in answers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == len(registered) == 1
+    assert "with another key" in refused[0]
+
+
+def test_a_key_is_not_registered_if_nothing_can_be_noted(
+    call, folder, registered, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    join(call)
+    answer = tmp_path / "fedhandoff" / "graz" / "graz.answer"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_keep", fail)
+        with pytest.raises(OSError, match="No space left"):
+            accept(folder, answer)
+    assert not registered
+    assert accept(folder, answer) == "graz"
 
 
 @pytest.mark.parametrize(
