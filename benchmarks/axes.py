@@ -167,7 +167,7 @@ def plot(arguments: argparse.Namespace) -> None:
     for folder, run in newest_runs(arguments.output.expanduser()):
         own = [each for each in rows if folder.startswith(folder_name(each))]
         if not own:
-            raise TableError(f"{folder!r} is no row of {arguments.table!r}: give its --table.")
+            raise TableError(f"{folder!r} is not a row of {arguments.table!r}: give its --table.")
         name = max(own, key=len)
         config = read_config(run / "config.toml")
         if arguments.key not in {*config, "round"}:

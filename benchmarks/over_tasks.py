@@ -75,7 +75,7 @@ def main() -> None:
         settings = complete({**row.settings, "seed": chosen.seed})
         hospital = open_hospital(Context(1, 1, own, RecordDict(), settings))
         if hospital.settings.strategy != "standalone" or hospital.settings.tasks < 2:
-            raise TableError(f"The row '{row.name}' is no row of 'standalone' over tasks.")
+            raise TableError(f"The row '{row.name}' is not a row of 'standalone' over tasks.")
         print(f"Row {row.name}; {commit_and_machine()}\n")
         if chosen.before:
             print_features(hospital, chosen.before)

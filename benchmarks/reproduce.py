@@ -278,7 +278,7 @@ def _read(name: str) -> dict[str, Any]:
         text = f"'{name}' is neither a table in benchmarks/ nor a file that can be read; {hint}"
         raise TableError(text) from error
     except ValueError as error:
-        raise TableError(f"{path} is no TOML: {error}") from error
+        raise TableError(f"{path} is not TOML: {error}") from error
     try:
         from_value(described, DescribedTable)
     except ShapeError as error:

@@ -171,14 +171,14 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
         paths["members"] = expand(hospital.members)
         if not paths["members"].is_file():
             raise DeployError(
-                f"--members is {hospital.members}, which is no file: give a file with the line of "
-                "each hospital that `fedhandoff hospital identity` prints there; or first-use, or "
-                "none (docs/privacy/sealing.md)."
+                f"--members is {hospital.members}, which is not a file: give a file with the line "
+                "of each hospital that `fedhandoff hospital identity` prints there; or first-use, "
+                "or none (docs/privacy/sealing.md)."
             )
     if policy := hospital.policy or find_policy(hospital.folder):
         if not policy.is_file():
             raise DeployError(
-                f"The policy {policy} is no file: `fedhandoff policy` writes one. Move the "
+                f"The policy {policy} is not a file: `fedhandoff policy` writes one. Move the "
                 "present one away, or name another file with --policy."
             )
         paths["policy"] = policy
@@ -237,7 +237,7 @@ def check_server(server: str, authority: Path) -> None:
         ) from error
     except ssl.SSLError as error:
         raise DeployError(
-            f"The program at {server} is no SuperLink with TLS ({error.reason}): check the port."
+            f"The program at {server} is not a SuperLink with TLS ({error.reason}): check the port."
         ) from error
     except OSError as error:
         print(

@@ -247,7 +247,7 @@ def _read(file: Path, table: type[TableT]) -> TableT:
     known = {*keys_of(table)}
     if values.keys() != known:
         wrong = ", ".join(sorted(values.keys() ^ known)[:9])
-        raise DeployError(f"{file} is no {table.__name__.lower()}: see its keys {wrong!a}.")
+        raise DeployError(f"{file} is not an {table.__name__.lower()}: see its keys {wrong!a}.")
     found, problems = read(values, table)
     if found is None:
         raise DeployError(f"{file}: " + " ".join(problems.values()))

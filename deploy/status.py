@@ -22,7 +22,7 @@ def status(folder: Path) -> bool:
     """
     folder = folder.absolute()
     if not any((folder / file).exists() for file in ("ca.crt", *FILES)):
-        raise DeployError(f"{folder} is no folder of a server or a hospital: give one of these.")
+        raise DeployError(f"{folder} is not a folder of a server or a hospital: give one of these.")
     is_server = any((folder / file).exists() for file in ("server.crt", "server.toml"))
     runs, facts = is_running(folder), read_facts(folder)
     certificates = [_certificate(folder / "ca.crt")]

@@ -210,7 +210,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
     check_layout(state, layout(manifest.network), f"The model of lineage '{manifest.lineage}'")
     if not all(weights.isfinite().all() for weights in state.values()):
         raise ModelError(
-            f"The model of lineage '{manifest.lineage}' has weights that are no finite numbers."
+            f"The model of lineage '{manifest.lineage}' has weights that are not finite numbers."
         )
     network = manifest.network.blank()
     network.load_state_dict(state)

@@ -96,7 +96,7 @@ def files_below(folder: Path) -> list[str]:
     found = [each for each in sorted(folder.rglob("*")) if not each.is_dir() or each.is_symlink()]
     for each in found:
         if each.is_symlink() or not each.is_file():
-            raise CrateError(f"{each} is no ordinary file: remove it.")
+            raise CrateError(f"{each} is not an ordinary file: remove it.")
         try:
             str(each).encode()
         except UnicodeEncodeError:

@@ -50,7 +50,7 @@ def write_run_crate(folder: Path) -> Path:
         summary = Summary.read(folder, any_version=True)
     except FileNotFoundError as error:
         raise CrateError(
-            f"{folder} has no summary.json: it is no result directory, or its run has not ended."
+            f"{folder} has no summary.json: it is not a result directory, or its run has not ended."
         ) from error
     files = files_below(folder)
     events = [event for event, _ in read_events(folder / LOG)]

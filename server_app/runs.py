@@ -70,7 +70,7 @@ def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
     for place in dict.fromkeys(Path(os.path.realpath(expand(path))) for path in places):
         found = list(islice(_directories(place), MOST_RUNS + 1))
         if not found:
-            reason = "holds no run" if place.is_dir() else "is no folder"
+            reason = "holds no run" if place.is_dir() else "is not a folder"
             left_out.append(LeftOut(place, reason))
         elif len(found) > MOST_RUNS:
             reason = f"holds more than {MOST_RUNS} runs, of which the others are not read"

@@ -54,7 +54,7 @@ def watch(place: Path) -> int:
         SettingsError: It cannot be read as a result directory.
     """
     if place.exists() and not place.is_dir():
-        raise SettingsError(f"{place} is no folder: name a result directory.")
+        raise SettingsError(f"{place} is not a folder: name a result directory.")
     try:
         # `watch` sets colours and moves the cursor itself, so it needs the plain stream.
         terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout

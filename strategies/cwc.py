@@ -47,4 +47,4 @@ class CWC(CWTSerial):
             for name, array in memory.items()
         )
         if not fits or any((array.numpy() < 0).any() for array in memory.values()):
-            raise ParcelError("The memory is no consolidation matrix of its model.")
+            raise ParcelError("The memory is not a consolidation matrix of its model.")

@@ -128,7 +128,7 @@ def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_p
         (["nowhere", "dataset"], "has no run"),
         (["sweep", "no-such-key"], "has no setting 'no-such-key'"),
         (["sweep", "dataset", "--table", "nothing"], "nothing"),
-        (["sweep", "dataset", "--table", "cwc_mnist"], "is no row of 'cwc_mnist'"),
+        (["sweep", "dataset", "--table", "cwc_mnist"], "is not a row of 'cwc_mnist'"),
     ],
 )
 def test_a_plot_of_what_is_not_there_is_refused(words, said, tmp_path, monkeypatch, capsys):

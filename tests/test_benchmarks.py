@@ -359,7 +359,7 @@ def test_the_matrix_of_papers_counts_its_rows(part):
         ('name = "alone"', "", "A row of .*two.toml has no 'name'"),
         ("seeds = ", "seed = ", "two.toml has 'seed'; it may have rows, title"),
         ('"alone"', '"fedER!"', "Two rows have one name"),
-        ("[settings]", "[settings", "two.toml is no TOML: "),
+        ("[settings]", "[settings", "two.toml is not TOML: "),
         ("seeds = [0, 1]", "seeds = []", r"The seeds are \[\]: give one or more, each once"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "each once"),  # one run would count as two
         ("seeds = [0, 1]", "seeds = 3", "two.toml cannot be used: 'seeds' is 3; it must be a list"),

@@ -227,7 +227,7 @@ def read(path: Path) -> Iterator[Line]:
             try:
                 entry: dict[str, Any] = {**entry_of(line.decode())}
             except (ValueError, OverflowError) as error:
-                raise BrokenLedger(f"Line {number} is no line of a ledger.") from error
+                raise BrokenLedger(f"Line {number} is not a line of a ledger.") from error
             if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
                 raise BrokenLedger(
                     f"Line {number} does not follow from the line before it: one of the two was "

@@ -84,7 +84,7 @@ def remove_member(path: Path, name: str) -> None:
         before = _text(path)
         members = _parse(before, path)
         if members.pop(name, None) is None:
-            raise SettingsError(f"'{name}' is no member.")
+            raise SettingsError(f"'{name}' is not a member.")
         lines = before.splitlines(keepends=True)
         _write(path, "".join(line for line in lines if not _names(line, name)), members)
 
@@ -165,7 +165,9 @@ def _member(name: str, key: object) -> Member:
         check_name(name)
         return Member.parse(key if isinstance(key, str) else "")
     except ValueError as error:
-        raise SettingsError(f"{name[:80]!r} is no name, or has no usable key: {error}") from error
+        raise SettingsError(
+            f"{name[:80]!r} is not a name, or has no usable key: {error}"
+        ) from error
 
 
 def _text(path: Path) -> str:

@@ -41,7 +41,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     for key in OWN_FILES:
         file = Path(str(config.get(key, "")).removeprefix(PUBLIC))
         if file.is_absolute() and not file.is_file():
-            raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is no file.")
+            raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is not a file.")
         try:
             if file.is_absolute():  # torch would unpack it, whatever its size
                 check_unpacked(file)

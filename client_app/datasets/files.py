@@ -98,7 +98,7 @@ def _open_regular(file: Path) -> Iterator[IO[bytes]]:
     with open(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UnusableImage("is no regular file")
+            raise UnusableImage("is not a regular file")
         if found.st_size >= MAX_BYTES:
             raise UnusableImage("is too large a file")
         yield stream
@@ -149,7 +149,7 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> Opened:
     if start[344:348] == b"n+1\0" or start[4:8] == b"n+2\0":
         opened = open_nifti(unzipped, start, slice_)
     elif slice_:
-        raise UnusableImage("is no volume, and has no such slice")
+        raise UnusableImage("is not a volume, and has no such slice")
     elif _is_dicom(start) and not zipped:
         opened = open_dicom(stream)
     else:
@@ -168,7 +168,7 @@ def _picture(stream: IO[bytes], size: int) -> Opened:
     except PIL.UnidentifiedImageError:
         stream.seek(0)
         format_ = format_within(stream.read(540))
-        raise UnusableImage(str(format_ or "is no image file that can be read here")) from None
+        raise UnusableImage(str(format_ or "is not an image file that can be read here")) from None
     # Telephones append thumbnails to a JPEG. Pillow calls such a file MPO.
     kind = "JPEG" if picture.format == "MPO" else str(picture.format)
     if kind != "JPEG" and getattr(picture, "is_animated", False):

@@ -33,7 +33,7 @@ def open_nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> Opened:
     if len(shape) < 2 or min(shape) < 1 or any(length > 1 for length in shape[3:]):
         raise UnusableImage("is NIfTI that is neither an image nor a volume")
     if dtype.kind not in "iuf":
-        raise UnusableImage("is NIfTI with values that are no real numbers")
+        raise UnusableImage("is NIfTI with values that are not real numbers")
     if not about["vox_offset"]:
         about["vox_offset"] = about.single_vox_offset
     if about["vox_offset"] < about.single_vox_offset:

@@ -126,7 +126,7 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
                 if not line.endswith(b"\n") and len(line) < LONGEST:
                     return
                 raise FileError(
-                    f"{path} has, before byte {start:,}, a line that is no event: {error}."
+                    f"{path} has, before byte {start:,}, a line that is not an event: {error}."
                 ) from error
 
 

@@ -75,7 +75,7 @@ def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: i
 def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     """The table of a CSV file: each line has a hospital's name and its status in each task."""
     if not path.is_absolute():  # the working directory of a Flower process is not the user's
-        _refuse(str(path), "it is no absolute path")
+        _refuse(str(path), "it is not an absolute path")
     try:
         rows = read_table(path)
     except (OSError, ValueError) as error:

@@ -176,7 +176,7 @@ def form_of(content: bytes) -> tuple[str, tuple[int, ...]]:
         raise ArchiveError("An array is not in version 1.0 of the .npy format.")
     dtype, sides = _NAMES.get(header[3]), header[4].split(b",")
     if dtype is None:
-        raise ArchiveError(f"An array has the type {header[3]!r}, which is no type of numbers.")
+        raise ArchiveError(f"An array has the type {header[3]!r}, which is not a type of numbers.")
     shape = tuple(int(side) for side in sides if side)
     values = math.prod(side or 1 for side in shape)  # NumPy leaves out sides of 0
     size = np.dtype(dtype).itemsize * values if all(shape) else 0

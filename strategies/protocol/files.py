@@ -35,7 +35,7 @@ def replacing(path: Path) -> Iterator[Path]:
         FileExistsError: `path` is a folder or a device, such as /dev/stdout.
     """
     if path.exists() and not path.is_file():
-        raise FileExistsError(errno.EEXIST, "This is no file, and is not replaced", str(path))
+        raise FileExistsError(errno.EEXIST, "This is not a file, and is not replaced", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "There is no such folder", str(path.parent))
     # Not named by the process: in two containers on one volume both may have the number 1.
@@ -166,7 +166,7 @@ def alone(folder: Path) -> Iterator[None]:
 def check_kind(file: IO[Any], path: Path) -> None:
     """Raise an `OSError` if an open file is a pipe or a device."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise OSError(errno.EINVAL, "This is a pipe or a device, and no file", str(path))
+        raise OSError(errno.EINVAL, "This is a pipe or a device, and not a file", str(path))
 
 
 def reason_of(error: Exception) -> str:

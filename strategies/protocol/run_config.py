@@ -98,8 +98,8 @@ def _toml(text: str) -> str:
         except ValueError:
             near = f": {key}='{value}'" if re.fullmatch(r"[A-Za-z][\w:/~.-]*", value) else ""
             raise ValueError(
-                f"{key}={value} is no number, true or false, and a text needs quotes{near}."
+                f"{key}={value} is not a number, true or false, and a text needs quotes{near}."
             ) from None
     if rest := _PAIR.sub("", text).strip():
-        raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
+        raise ValueError(f"{rest!r} is not a setting: write key=value, without spaces at the =.")
     return "\n".join(f"{key} = {value}" for key, value in first.items())

@@ -43,7 +43,7 @@ def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> S
     except ShapeError:
         raise
     except (ValueError, RecursionError) as error:
-        raise ShapeError(f"it is no JSON that can be read ({error})") from error
+        raise ShapeError(f"it is not JSON that can be read ({error})") from error
     return found
 
 

@@ -238,7 +238,7 @@ def test_what_has_no_end_is_not_read(folder, tmp_path, monkeypatch):
         timer.start()
         found = reasons(folder, tmp_path)
         timer.cancel()
-    assert found["a/pipe.png"] == "is no regular file"
+    assert found["a/pipe.png"] == "is not a regular file"
     assert set(found) == {"a/pipe.png", "a/socket.png"}
 
 

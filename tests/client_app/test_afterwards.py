@@ -378,7 +378,7 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")  # reading it would wait for ever
     status, printed = call("open", tmp_path / "pipe.npz", *given)
     assert status == 1
-    assert "This is a pipe or a device, and no file: " in printed.err
+    assert "This is a pipe or a device, and not a file: " in printed.err
 
 
 def test_no_output_takes_the_place_of_a_model_or_its_card(run, call, tmp_path):

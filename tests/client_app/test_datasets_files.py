@@ -270,7 +270,7 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(size, expected, read):
     ],
 )
 def test_other_files_are_no_images(content, refused):
-    refused(content, "^is no image file that can be read here$")
+    refused(content, "^is not an image file that can be read here$")
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_truncated_files_are_refused(kind, refused):
     content = saved(np.tile(COLOURS, (20, 20, 1)), kind)
 
     # Pillow looks for the pixels of AVIF when it opens a file.
-    reason = "is no image" if kind == "AVIF" else r"cannot be read or decoded \(\w+\)$"
+    reason = "is not an image" if kind == "AVIF" else r"cannot be read or decoded \(\w+\)$"
     refused(content[: len(content) * 2 // 3], f"^{reason}", by_header=False)
 
 
@@ -347,7 +347,7 @@ def test_large_images_give_no_warning(refused):
 def test_only_volumes_have_slices(read, refused):
     assert read(saved(COLOURS), 0)[1].shape == (3, 5, 4)
     for slice_ in (1, -1):
-        refused(saved(COLOURS), "^is no volume, and has no such slice$", slice_)
+        refused(saved(COLOURS), "^is not a volume, and has no such slice$", slice_)
 
 
 def test_threads_may_read_at_once():
@@ -1015,7 +1015,7 @@ def test_headers_of_nifti_that_say_nothing_that_can_be_used(fields, reason, refu
         ((2, 3), np.int16, 1, "^has no such slice"),
         ((2, 3, 4, 2), np.int16, 0, "^is NIfTI that is neither an image nor a volume$"),
         ((2,), np.int16, 0, "^is NIfTI that is neither an image nor a volume$"),
-        ((2, 3), np.complex64, None, "^is NIfTI with values that are no real numbers$"),
+        ((2, 3), np.complex64, None, "^is NIfTI with values that are not real numbers$"),
     ],
 )
 def test_nifti_that_does_not_fit(shape, dtype, slice_, reason, refused):

@@ -170,7 +170,7 @@ def test_a_broken_file_is_not_named(folder):
         (folder / name).mkdir()
         (folder / name / "patient-7.png").write_text("not an image")
 
-    with pytest.raises(DataError, match=r"Image 0 of .* is no image file") as error:
+    with pytest.raises(DataError, match=r"Image 0 of .* is not an image file") as error:
         load_hub(str(folder), Form())
     assert "patient" not in str(error.value)
 

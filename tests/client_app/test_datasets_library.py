@@ -197,7 +197,7 @@ def test_what_is_known_of_images(folder):
     opened = folder.open()
 
     assert opened.headers == [Header("PNG", 3, 2, 3, 8), None]
-    assert opened.reasons == ["", "is no image file that can be read here"]
+    assert opened.reasons == ["", "is not an image file that can be read here"]
     assert opened.rows.tolist() == [0, -1]
     folder.check(opened)
     assert (folder.open().headers, folder.open().reasons) == (opened.headers, opened.reasons)
@@ -218,7 +218,7 @@ def test_no_image_that_can_be_used(folder):
     folder.write("meier.png", b"no image")
     opened = folder.open()
     assert opened.rows.tolist() == [-1]
-    assert opened.reasons == ["is no image file that can be read here"]
+    assert opened.reasons == ["is not an image file that can be read here"]
     assert len(opened.pixels) == 0
 
 

@@ -262,7 +262,7 @@ def test_a_file_that_is_no_dossier(sealed, command, tmp_path):
         in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
     )
     (tmp_path / "x.json").write_text("[]")
-    assert "is no dossier" in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
+    assert "is not a dossier" in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
 
 
 def test_a_simulation_has_no_keys_and_says_so(tmp_path, monkeypatch):

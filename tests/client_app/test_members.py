@@ -110,7 +110,7 @@ def test_the_commands_change_lines_and_keep_comments(tmp_path, monkeypatch, caps
         (("add", "gr\naz", keys["graz"]), "cannot be called"),
         (("add", "graz", "AAAA"), "a key has 88 characters of base64, as `fedhandoff hospital"),
         (("add", "graz", "="), "a key has 88 characters of base64, as `fedhandoff hospital"),
-        (("remove", "graz"), "'graz' is no member"),
+        (("remove", "graz"), "'graz' is not a member"),
         (("remove",), "Say list, add NAME KEY, or remove NAME"),
     ):
         assert members(*refused) == 2
@@ -128,13 +128,13 @@ def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
     ("text", "why"),
     [
         ("graz", "at line 2"),
-        ('graz = "AAAA"', "'graz' is no name, or has no usable key"),
-        ("graz = 7", "'graz' is no name, or has no usable key"),
-        (f'graz = "{"A" * 88}"', "'graz' is no name, or has no usable key"),
+        ('graz = "AAAA"', "'graz' is not a name, or has no usable key"),
+        ("graz = 7", "'graz' is not a name, or has no usable key"),
+        (f'graz = "{"A" * 88}"', "'graz' is not a name, or has no usable key"),
         ('st.anna = "x"', "prints it. A name with a dot in it has quotes, too"),
         ('"../graz" = "x"', "cannot be called '../graz'"),
         (f"graz {'A' * 86}==", "at line 2"),
-        ("graz = [\n'x'\n]", "members: 'graz' is no name"),  # on no line of its own
+        ("graz = [\n'x'\n]", "members: 'graz' is not a name"),  # on no line of its own
     ],
 )
 def test_a_line_that_names_no_member_is_refused(text, why, tmp_path, keys):

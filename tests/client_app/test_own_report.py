@@ -267,7 +267,7 @@ def test_a_ledger_that_is_broken_at_its_start_is_the_reason(place, run, report):
     """Without its first lines the policy and the settings of the run are unknown."""
     ledger = path_of("graz", place / "store")
     ledger.write_bytes(b"{}\n" + ledger.read_bytes())
-    broken = "Line 1 is no line of a ledger."
+    broken = "Line 1 is not a line of a ledger."
     settings = place / "config.toml"
     settings.write_text("num-server-rounds = 2\n")
     to = ("--output", place / "predictions.csv")
@@ -516,7 +516,7 @@ def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
     assert past.settings == {"seed": 2}
     assert past.policies == ["p1", "p2"]
     os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
-    with pytest.raises(OSError, match=r"This is a pipe or a device, and no file: .*pipe"):
+    with pytest.raises(OSError, match=r"This is a pipe or a device, and not a file: .*pipe"):
         past.policy_file(tmp_path / "pipe")
     assert "Changes of the policy during the run: 1." in text_of(page(past, [], "", None))
 

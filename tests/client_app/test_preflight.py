@@ -402,7 +402,7 @@ def test_the_terminal_names_the_first_unusable_files(folder, tmp_path):
 
     assert lines[0] == f"{38 - MAX_UNUSABLE} images, {MAX_UNUSABLE + 2} that cannot be used"
     listed = lines[lines.index("Cannot be used:") + 1 :]
-    assert listed[0] == "  a/patient-0/0.png: is no image file that can be read here"
+    assert listed[0] == "  a/patient-0/0.png: is not an image file that can be read here"
     assert len(listed) == MAX_UNUSABLE + 1
     assert listed[-1] == "  and 2 more: card.json has all"
 

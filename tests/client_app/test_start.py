@@ -129,7 +129,7 @@ def test_what_looks_like_a_policy_and_is_none_is_refused(name, tmp_path):
 )
 def test_a_policy_that_is_no_file_is_found_and_refused(damage, tmp_path):
     damage(tmp_path / "policy.toml")
-    with pytest.raises(DeployError, match="is no file"):
+    with pytest.raises(DeployError, match="is not a file"):
         node_config(Hospital(tmp_path, "linz:9092", "graz", tmp_path))
 
 
@@ -223,7 +223,7 @@ CASES = [
     ("store/graz/privacy.jsonl", written('{"spent": 1}'), "is damaged"),
     ("members", written(""), "has no line with this hospital's key. It must have: graz = "),
     ("members", written("graz = 7"), "line 1: "),
-    ("members", appended("linz = 'AAAA'"), "line 3: 'linz' is no name, or has no usable key"),
+    ("members", appended("linz = 'AAAA'"), "line 3: 'linz' is not a name, or has no usable key"),
     ("members", appended("graz"), 'A line is name = "key"'),
     ("identity", as_folder, ""),
     ("identity", lambda path: path.write_bytes(b"short"), "has 5 bytes"),

@@ -196,7 +196,7 @@ def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
     }
     assert node_config(of(tmp_path, node_config="resident=false"))["resident"] is False
     assert "members" not in node_config(of(tmp_path))
-    with pytest.raises(DeployError, match="--members is /gone, which is no file: give a file"):
+    with pytest.raises(DeployError, match="--members is /gone, which is not a file: give a file"):
         node_config(of(tmp_path, members="/gone"))
 
 
@@ -221,7 +221,7 @@ def test_a_hospital_s_policy_is_in_its_folder_or_where_it_says(tmp_path):
     (tmp_path / "other").touch()
     named = node_config(of(tmp_path, policy=tmp_path / "other"))
     assert named["policy"] == str(tmp_path / "other")
-    with pytest.raises(DeployError, match=r"The policy .*gone is no file"):
+    with pytest.raises(DeployError, match=r"The policy .*gone is not a file"):
         node_config(of(tmp_path, policy=tmp_path / "gone"))
 
 

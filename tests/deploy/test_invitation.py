@@ -297,7 +297,7 @@ def test_an_invitation_that_is_not_written_replaces_none(
         ({"hospital": "../x"}, "'hospital' is '../x'"),
         ({"token": "short"}, "'token' is 'short'"),
         ({"pem": "no certificate"}, "has no certificate"),
-        ({"more": 1}, "is no invitation: see its keys 'more'"),
+        ({"more": 1}, "is not an invitation: see its keys 'more'"),
         ({"ends": "tomorrow"}, "'ends' is 'tomorrow'"),
         ({"ends": "2027-13-01T00:00:00+00:00"}, "'ends' is '2027-13-01"),
         ({"server": "--insecure"}, "'server' is '--insecure'"),

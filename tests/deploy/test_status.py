@@ -315,7 +315,7 @@ def test_a_server_without_its_certificate_is_a_server(tmp_path, capsys):
 
 def test_what_is_no_folder_is_named(tmp_path):
     for folder in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(DeployError, match=f"{folder} is no folder of a server or a hospital"):
+        with pytest.raises(DeployError, match=f"{folder} is not a folder of a server"):
             status.status(folder)
 
 

@@ -118,12 +118,12 @@ def test_other_files_are_refused(saved, tmp_path):
     for name, reason in (
         (
             "pipe",
-            r"cannot be read as a safetensors file \(This is a pipe or a device, and no file\)",
+            r"cannot be read as a safetensors file \(This is a pipe or a device, and not a file\)",
         ),
         ("cut", r"cannot be read as a safetensors file \(SafetensorError\)"),
         ("none", r"cannot be read as a safetensors file \(No such file or directory\)"),
         ("bare", "has no manifest"),
-        ("nan", "The model of lineage 'graz' has weights that are no finite numbers"),
+        ("nan", "The model of lineage 'graz' has weights that are not finite numbers"),
     ):
         with pytest.raises(ModelError, match=reason):
             load_model(tmp_path / name)

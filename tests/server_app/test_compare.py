@@ -310,7 +310,7 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert reasons["stopped"].startswith("has not completed; resume it with --run-config '")
     assert reasons["broken"].startswith(f"cannot be read ({broken}/summary.json is damaged")
     assert "config.toml" in reasons["bare"]
-    assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is no folder")
+    assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is not a folder")
     assert "config.toml has no seed" in reasons["cut"]
     again = study / "cwt" / "0-again"
     assert reasons["0"] == f"has the settings and seed of {again}, which is compared in its place"
@@ -485,7 +485,7 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main(["compare", str(tmp_path / "nowhere")])
     assert end.value.code == 1
-    assert "nowhere is no folder" in capsys.readouterr().out
+    assert "nowhere is not a folder" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--csv", "--html"])

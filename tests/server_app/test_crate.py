@@ -253,12 +253,12 @@ def unknown_images(folder):
         (unknown_images, "is damaged, or of another version: 'train'."),
         (shutil.rmtree, "There is no folder"),
         (under_way, "is under way: wait for its end."),
-        (unfinished, "has no summary.json: it is no result directory, or its run has not ended"),
+        (unfinished, "has no summary.json: it is not a result directory, or its run has not ended"),
         (other_events, "are not of one run"),
         (cut_events, "are not of one run, or one was cut."),
         (other_model, "A.npz is not the model that the run left"),
         (no_model, "A.npz is not the model that the run left"),
-        (a_link, "more.txt is no ordinary file: remove it."),
+        (a_link, "more.txt is not an ordinary file: remove it."),
     ],
 )
 def test_a_folder_that_is_no_such_run_is_refused_in_one_line(folder, capsys, change, words):

@@ -132,7 +132,7 @@ def card(folder):
     """Of images some of which cannot be used."""
     counts = {"benign": {"train": 40, "test": 10}, "melanoma": {"train": 4, "test": 1}}
     findings = [Finding("rare-classes", "Classes of few images: 1.", "Add some.", "amber")]
-    unusable = [Unusable("melanoma/" + "W" * 200, "is no image")]
+    unusable = [Unusable("melanoma/" + "W" * 200, "is not an image")]
     found = Card("graz", "/data/skin", {}, findings, 55, unusable, {}, counts, 40, counts)
     return card_page(found, None)
 

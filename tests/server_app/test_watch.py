@@ -257,4 +257,4 @@ def test_what_is_no_result_directory_is_named(tmp_path, monkeypatch, capsys):
     assert "cannot be read as a result directory: FileNotFound" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["watch", str(tmp_path / "metrics.jsonl")])
-    assert "metrics.jsonl is no folder: name a result directory." in capsys.readouterr().err
+    assert "metrics.jsonl is not a folder: name a result directory." in capsys.readouterr().err

@@ -77,7 +77,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     except OSError as error:
         raise SettingsError(f"There is no dossier {path} to read ({error.strerror}).") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SettingsError(f"{path} is no dossier.") from error
+        raise SettingsError(f"{path} is not a dossier.") from error
     digest = hashlib.sha256(text).hexdigest()
     signature, html = (_bytes(path.with_name(f"dossier.{each}")) for each in ("sig", "html"))
     member = keys.get(str(hospital))
@@ -86,7 +86,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     try:
         same_page = html == page(dossier, digest, signer).encode()
     except Exception as error:  # another hospital wrote it: anything may be missing or wrong
-        raise SettingsError(f"{path} is no dossier of this version.") from error
+        raise SettingsError(f"{path} is not a dossier of this version.") from error
     return Checked(digest, str(hospital), str(run), signed, same_page)
 
 
