@@ -409,5 +409,5 @@ def test_a_changed_dossier_is_checked_or_named(tmp_path):
     assert not check(path, {}).page
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SettingsError, match="is not a dossier"):
+    with pytest.raises(SettingsError, match="There is no dossier"):
         check(path, {})

@@ -258,7 +258,7 @@ def test_a_dossier_that_is_not_there(sealed, command, more, words):
 def test_a_file_that_is_no_dossier(sealed, command, tmp_path):
     (tmp_path / "x.json").write_text('{"hospital": "graz", "run": "1"}')
     assert (
-        "no dossier of this version"
+        "not a dossier of this version"
         in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
     )
     (tmp_path / "x.json").write_text("[]")

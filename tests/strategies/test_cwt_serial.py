@@ -248,7 +248,7 @@ def check_matrix(arrays):
 def test_a_memory_that_is_no_consolidation_matrix_is_refused_by_the_server(changes):
     """Else it would stay the last good copy, and no later hospital could begin its visit."""
     check_matrix(MATRIX)
-    with pytest.raises(ParcelError, match="no consolidation matrix"):
+    with pytest.raises(ParcelError, match="not a consolidation matrix"):
         check_matrix(MATRIX | changes)
-    with pytest.raises(ParcelError, match="no consolidation matrix"):
+    with pytest.raises(ParcelError, match="not a consolidation matrix"):
         check_matrix({"token": MATRIX["token"]})
