@@ -16,7 +16,7 @@ from pages.figures import (
     largest_class,
     mean_over_hospitals,
 )
-from server_app.measures import Round, sampled_interval
+from server_app.measures import Round, sampled_figure
 from strategies.engine.events import Event
 
 
@@ -155,9 +155,6 @@ def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) ->
     """The federation's balanced accuracy; None if unknown, or if only held models were tested."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     name = "federation_balanced_accuracy"
-    value = figures[name]
-    if not isfinite(value) or all(row["held"] for row in tests):
+    if not isfinite(figures[name]) or all(row["held"] for row in tests):
         return None
-    if ends := sampled_interval(figures, name):
-        return {"value": value, "low": ends[0], "high": ends[1], "sampled": True}
-    return mean_over_hospitals(tests, "balanced_accuracy")
+    return sampled_figure(figures, name) or mean_over_hospitals(tests, "balanced_accuracy")

@@ -18,7 +18,7 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from pages.figures import Z
+from pages.figures import Figure, Z
 from strategies.engine.events import Event
 
 Pair = tuple[str, str]  # model, hospital
@@ -66,46 +66,44 @@ class RoundEvents:
         return began, max((e.time for e in own if isfinite(e.time)), default=nan)
 
     @cached_property
-    def versions(self) -> dict[Version, dict[str, Metrics]]:
-        """The tests of each version of a model by hospital, in order; earlier versions first.
+    def _tested(self) -> tuple[dict[Version, dict[str, Metrics]], dict[str, Version]]:
+        """The tests of each version by hospital, and the latest version of each model.
 
         If a hospital cannot test the copy before an undone one, its figures of the undone one do
         not count either: both copies may have the same hop.
         """
         found: dict[Version, dict[str, Metrics]] = {}
+        latest: dict[str, Version] = {}
         undone: set[Version] = set()
         for event in self.events:
             if _is_test(event):
-                found.setdefault(_version(event), {})[event.hospital] = event.metrics
+                version = _version(event)
+                found.setdefault(version, {})[event.hospital] = event.metrics
+                known = latest.get(event.lineage)
+                if known is None or known in undone or version > known:
+                    latest[event.lineage] = version
             elif is_undoing(event):
                 undone |= {v for v in found if (v.lineage, v.hop) == (event.lineage, event.hop)}
             elif event.verb == "evaluate":
                 for version in undone:
                     if event.lineage in ("", version.lineage):
                         found[version].pop(event.hospital, None)
+        return found, latest
+
+    @cached_property
+    def versions(self) -> dict[Version, dict[str, Metrics]]:
+        """The tests of each version of a model by hospital, in order; earlier versions first."""
+        found, _ = self._tested
         return {version: dict(sorted(found[version].items())) for version in sorted(found)}
 
     @cached_property
-    def latest(self) -> dict[str, Version]:
-        """The latest version of each model; after an undone one the version that is tested next."""
-        latest = {version.lineage: version for version in self.versions}
-        lineages = {event.lineage for event in self.events if is_undoing(event)}
-        found: dict[str, Version] = {}
-        undone: set[Version] = set()
-        for event in (each for each in self.events if each.lineage in lineages):
-            known = found.get(event.lineage)
-            if _is_test(event):
-                version = _version(event)
-                if known is None or known in undone or version > known:
-                    found[event.lineage] = version
-            elif known and is_undoing(event) and event.hop == known.hop:
-                undone.add(known)
-        return latest | found
-
-    @cached_property
     def models(self) -> dict[str, dict[str, Metrics]]:
-        """The tests of the latest version of each model, by hospital."""
-        return {name: self.versions[self.latest[name]] for _, _, name in self.versions}
+        """The tests of the latest version of each model, by hospital.
+
+        The version that is tested after an undone one is the latest, although it is older.
+        """
+        _, latest = self._tested
+        return {name: self.versions[latest[name]] for _, _, name in self.versions}
 
     @cached_property
     def tests(self) -> Tests:
@@ -337,10 +335,12 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
     return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
 
 
-def sampled_interval(figures: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """The interval of a mean over a sample of pairs; None if exact, or without any width."""
+def sampled_figure(figures: Mapping[str, Any], name: str) -> Figure | None:
+    """A mean over a sample of pairs, with its interval; None if exact, or without any width."""
     low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
-    return (low, high) if low < high else None
+    return (
+        {"value": figures[name], "low": low, "high": high, "sampled": True} if low < high else None
+    )
 
 
 def pooled_accuracy(tests: Iterable[Metrics]) -> float:

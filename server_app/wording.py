@@ -18,8 +18,8 @@ from logging import INFO, WARNING
 from math import isfinite, nan
 from time import localtime, strftime
 
-from pages.figures import Z
-from server_app.measures import Round, sampled_interval, visit_ends
+from pages.figures import Z, number
+from server_app.measures import Round, sampled_figure, visit_ends
 from server_app.summary import LABELS
 from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
@@ -61,9 +61,9 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
     for name in main_figures(figures):
-        ends = sampled_interval(figures, name)
-        within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if ends else ""
-        parts.append(f"{LABELS[name]} {figures[name]:.3f}{within}{_lowest_pair(measured, name)}")
+        figure = sampled_figure(figures, name)
+        text = number(figure) if figure else f"{figures[name]:.3f}"
+        parts.append(f"{LABELS[name]} {text}{_lowest_pair(measured, name)}")
     if noise := noise_text(figures):
         parts.append(noise)
     visits = visit_ends(measured.visits)

@@ -5,10 +5,10 @@ from math import isfinite
 from typing import Any
 
 from pages import plots
-from pages.figures import deviation
+from pages.figures import Figure, deviation
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line
-from server_app.measures import LAST_ROUNDS, sampled_interval, visit_ends, visits
+from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends, visits
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
@@ -55,13 +55,10 @@ def _matrix(summary: Summary, chances: Mapping[str, float]) -> Cells:
     )
 
 
-def _estimate(summary: Summary) -> dict[str, float] | None:
+def _estimate(summary: Summary) -> Figure | None:
     """The estimated figure of all models at all hospitals; None if it is not from a sample."""
-    for name in ("balanced_accuracy", "accuracy"):
-        figure = f"federation_{name}"
-        if ends := sampled_interval(vars(summary), figure):
-            return {"value": vars(summary)[figure], "low": ends[0], "high": ends[1]}
-    return None
+    names = ("federation_balanced_accuracy", "federation_accuracy")
+    return next(filter(None, (sampled_figure(vars(summary), name) for name in names)), None)
 
 
 def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
