@@ -178,7 +178,7 @@ def find_model(store: Path, name: str) -> Path:
             f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
             f"the models there ({', '.join(sorted(there.values())) or 'none'}).{hint}"
         )
-    return max(found, key=lambda path: _began(store, path.relative_to(home).parts[0]))
+    return max(found, key=lambda path: started(store, path.relative_to(home).parts[0]))
 
 
 def read_mixture(folder: Path) -> dict[Path, float]:
@@ -214,13 +214,13 @@ def newest_run(store: Path) -> Path:
         raise SettingsError(
             f"There is no model in {store / 'models'}: name a file with --model. {SIMULATED}"
         )
-    return max(runs, key=lambda path: _began(store, path.name))
+    return max(runs, key=lambda path: started(store, path.name))
 
 
-def _began(store: Path, run: str) -> float:
+def started(store: Path, run: str) -> float:
     """The time of a run; `alone` and `open` change its folder of models later."""
-    terms = store / "runs" / run / "terms.npz"
-    return (terms if terms.exists() else store / "models" / run).stat().st_mtime
+    places = (store / "runs" / run / "terms.npz", store / "models" / run, store / "runs" / run)
+    return next(place.stat().st_mtime for place in places if place.exists())
 
 
 def export_model(store: Path, name: str, to: Path) -> Path:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 import torch
 from flwr.common.config import unflatten_dict
 
-from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture
+from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture, started
 from client_app.authority.ledger import Line, path_of, read_to_break
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.release.model_attack import FILE
@@ -99,7 +99,7 @@ class PastRun:
         ledger = path_of(site, store)  # a simulation has none
         lines, fault = read_to_break(ledger) if ledger.exists() else ([], "")
         began = {
-            each.name: each.stat().st_mtime
+            each.name: started(folder, each.name)
             for part in ("models", "runs")
             for each in folder.glob(f"{part}/*")
             if each.is_dir()

@@ -454,19 +454,22 @@ def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
 
 def test_the_newest_run_is_not_the_one_whose_models_were_written_last(tmp_path):
     """`alone` and `open` write models of an old run."""
+    store = tmp_path / "graz"
     for when, run in ((100, "old"), (200, "new")):
-        terms = tmp_path / "runs" / run / "terms.npz"
-        model = tmp_path / "models" / run / "graz.safetensors"
+        terms = store / "runs" / run / "terms.npz"
+        model = store / "models" / run / "graz.safetensors"
         for file in (terms, model):
             file.parent.mkdir(parents=True)
             file.touch()
         os.utime(terms, (when, when))
     for file in ("graz.safetensors", "mixture.json"):
-        (tmp_path / "models" / "old" / file).touch()
-    os.utime(tmp_path / "models" / "new", (0, 0))
-    os.utime(tmp_path / "models" / "new" / "graz.safetensors", (0, 0))
-    assert home.newest_run(tmp_path).name == "new"
-    assert home.find_model(tmp_path, "graz").parent.name == "new"
+        (store / "models" / "old" / file).touch()
+    for file in ("", "graz.safetensors"):
+        os.utime(store / "models" / "new" / file, (0, 0))
+    os.utime(store / "runs" / "new", (0, 0))
+    assert home.newest_run(store).name == "new"
+    assert home.find_model(store, "graz").parent.name == "new"
+    assert PastRun.find("graz", tmp_path, None).run == "new"
 
 
 def test_of_many_models_alike_none_is_left_out(tmp_path):
