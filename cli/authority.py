@@ -1,7 +1,6 @@
 """Commands for a hospital's decisions and records: images, policy, members, ledger, dossier."""
 
 import os
-import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -61,17 +60,11 @@ def preflight(
     from client_app.datasets.preflight.page import text, write_pages
     from strategies.registry import changed_settings
 
-    def show(what: str, done: int, total: int) -> None:
-        print(f"{what} images: {done} of {total}", end="\r", file=sys.stderr, flush=True)
-
     private()
     path = str(data_dir.absolute())
     source = f"{dataset}:{path}" if dataset else own_data(path)
     settings = replace(changed_settings(run_config), dataset=source)
-    terminal = sys.stderr.isatty()  # elsewhere lines are logged
-    card, survey = examine(site, settings, store_dir, show if terminal else None, policy)
-    if terminal:
-        print(" " * 60, end="\r", file=sys.stderr)
+    card, survey = examine(site, settings, store_dir, policy)
     print(f"Images: {path}")
     print(text(card))
     print(write_pages(store_dir / site / "preflight", card, survey))

@@ -62,10 +62,6 @@ def predict(
     from client_app.afterwards.predicting import Predictor, write_predictions
     from client_app.datasets.unlabelled import list_images
 
-    def show(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
-
     private()
     if ensemble and not model:
         raise ValueError("--ensemble averages a folder of models: name one with --model.")
@@ -80,7 +76,7 @@ def predict(
     if calibrate:
         predictor, images = predictor.calibrate(calibrate, home, policy)
         print(f"Temperature {predictor.temperature:.3f}, fitted on {amount(images, 'image')}.")
-    done, unusable = write_predictions(predictor, listing, output, show)
+    done, unusable = write_predictions(predictor, listing, output)
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
     named = []

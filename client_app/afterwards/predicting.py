@@ -6,7 +6,7 @@ Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes.
 import csv
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from learning.calibration import LOWEST, fit_temperature, temper
 from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import FORM, SPLIT, ModelManifest
+from strategies.protocol.console import Pace
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings, defaults
 from strategies.protocol.text import inert
@@ -113,12 +114,11 @@ class Predictor:
 
 
 def write_predictions(
-    predictor: Predictor, listing: Listing, output: Path, progress: Callable[[int, int], None]
+    predictor: Predictor, listing: Listing, output: Path
 ) -> tuple[int, list[Unusable]]:
     """Write a row for each image: its file, the most probable class, and all probabilities.
 
-    Only the owner of `output`, a CSV file, can read it. `progress` is called with the number of
-    images done, and of all images.
+    Only the owner of `output`, a CSV file, can read it.
 
     Returns:
         The number of rows, and the unusable images with the reasons.
@@ -138,6 +138,7 @@ def write_predictions(
     titles = ["image", *(["slice"] if sliced else []), "predicted"]
     titles += [f"probability of {name}" for name in predictor.classes]
     form, shape = Form.from_settings(predictor.settings), predictor.manifests[0].network.image_shape
+    pace = Pace("predicting", "images")
     with replacing(output) as draft:
         draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8", newline="") as file:
@@ -159,7 +160,7 @@ def write_predictions(
                         line = [path, *slices, predicted, *figures]
                         writer.writerow(map(inert, line))
                 unusable += others
-                progress(done + len(unusable), len(entries) + len(listing.unusable))
+                pace(done + len(unusable), len(entries) + len(listing.unusable))
     return done, unusable
 
 

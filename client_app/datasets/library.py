@@ -20,7 +20,7 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
@@ -66,7 +66,6 @@ VERSION = zlib.crc32(b"".join(_SOURCES)) // 2  # SQLite keeps 31 bits
 # Images between two commits: few enough to decode again, enough to keep all cores busy.
 CHUNK = 256
 
-ImportProgress = Callable[[str, int, int], None]
 _Key = tuple[str, int]  # path or content, and slice
 
 
@@ -113,7 +112,6 @@ def open_library(
     folder: Path,
     entries: Sequence[Entry],
     form: Form,
-    progress: ImportProgress | None = None,
     retry: bool = False,
     machine: MachineRules | None = None,
 ) -> DecodedImages:
@@ -123,7 +121,6 @@ def open_library(
         folder: Folder of the library, `images/<name>` in a store; created if missing.
         entries: The images. The library forgets all others.
         form: The form of the opened images.
-        progress: Called with the name of the step, the number of images done, and of all images.
         retry: Whether to try unusable images again though they have not changed: a package may
             have been installed.
         machine: Limits on memory and disk; None = no limit.
@@ -143,7 +140,7 @@ def open_library(
         if retry:
             index.execute("DELETE FROM files WHERE reason != ''")
             index.execute("DELETE FROM pixels WHERE reason != ''")
-        library = _Library(folder, index, machine, progress)
+        library = _Library(folder, index, machine)
         files = library.look_at(entries)
         opened = library.decode(files, form)
         library.forget_all_but(files)
@@ -172,7 +169,6 @@ class _Library:
     folder: Path
     index: sqlite3.Connection
     machine: MachineRules | None
-    progress: ImportProgress | None
 
     def look_at(self, entries: Sequence[Entry]) -> list[_File]:
         """Return the facts of each file; read the headers of new and changed files."""
@@ -272,7 +268,7 @@ class _Library:
         self, step: str, files: Sequence[_File]
     ) -> Iterator[tuple[Sequence[_File], Executor]]:
         """Yield chunks of the files, with as many threads to work on them as memory allows."""
-        pace = partial(self.progress, step) if self.progress else Pace(f"{step} images")
+        pace = Pace(f"{step} images")
         at_once = decoding_threads(self.machine, max((f.memory for f in files), default=0))
         with ThreadPoolExecutor(at_once) as threads:
             for start in range(0, len(files), CHUNK):

@@ -17,7 +17,7 @@ from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_groups
 from client_app.datasets.image import Header, plain_name
-from client_app.datasets.library import DecodedImages, ImportProgress, open_library
+from client_app.datasets.library import DecodedImages, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, are_too_many
 from client_app.datasets.resize import Form
@@ -212,7 +212,6 @@ def survey(
     path: str,
     form: Form,
     store: Path,
-    progress: ImportProgress | None = None,
     retry: bool = False,
     machine: MachineRules | None = None,
 ) -> Survey:
@@ -229,7 +228,7 @@ def survey(
     source = listing.source
     name = f"{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     folder = store / "images" / name
-    return Survey(listing, open_library(folder, listing.entries, form, progress, retry, machine))
+    return Survey(listing, open_library(folder, listing.entries, form, retry, machine))
 
 
 def load_own(

@@ -562,21 +562,7 @@ def test_a_damaged_index_says_what_to_remove(folder):
         folder.open()
 
 
-def test_progress_is_told(folder, monkeypatch):
-    monkeypatch.setattr(library, "CHUNK", 2)
-    for number in range(3):
-        folder.draw(f"{number}.png", number)
-    folder.write("3.png", b"no image")
-    told = []
-    open_library(folder.library, folder.entries, Form(), lambda *about: told.append(about))
-
-    assert told == [
-        *(("looking at", 0, 4), ("looking at", 2, 4)),
-        *(("importing", 0, 3), ("importing", 2, 3)),
-    ]
-
-
-def test_progress_is_logged_where_nobody_asks_for_it(folder, monkeypatch, caplog):
+def test_progress_is_logged(folder, monkeypatch, caplog):
     monkeypatch.setattr(library, "CHUNK", 1)
     monkeypatch.setattr(console, "PAUSE", 0.0)
     for number in range(4):

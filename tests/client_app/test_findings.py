@@ -186,6 +186,6 @@ def test_a_folder_without_images_is_named(tmp_path):
     (tmp_path / "data" / "broken").mkdir()
     (tmp_path / "data" / "broken" / "0.png").touch()
     chosen = settings(dataset=f"folder:{tmp_path / 'data'}", max_quarantined=0.1)
-    card = examine("graz", chosen, tmp_path / "store", lambda *_: None)[0]
+    card = examine("graz", chosen, tmp_path / "store")[0]
     assert card.verdict == "amber"
     assert "Classes without an image that can be used: 'broken', 'keratosis'." in text(card)

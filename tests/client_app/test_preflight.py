@@ -3,7 +3,6 @@
 import html
 import json
 import os
-import sys
 from dataclasses import replace
 from unittest.mock import ANY, Mock
 
@@ -47,7 +46,7 @@ def folder(tmp_path):
 
 def card_of(folder, tmp_path, **changes):
     changes = {"dataset": f"folder:{folder}", "sealed": True, **changes}
-    return examine("Graz", settings(**changes), tmp_path / "store", lambda *_: None)
+    return examine("Graz", settings(**changes), tmp_path / "store")
 
 
 def problems(card, level):
@@ -155,7 +154,7 @@ def test_the_split_is_that_of_a_run(change, rule, counts, folder, tmp_path):
     policy.write_text(f"{rule}\nfigures.smallest-group = 1\n", "utf-8")
     chosen = settings(dataset=f"folder:{flat}", sealed=True, **change)
     store, real = tmp_path / "store", policy if rule else None
-    card, survey = examine("Graz", chosen, store, None, real)
+    card, survey = examine("Graz", chosen, store, real)
 
     found = {name: (each["train"], each["test"]) for name, each in card.classes.items()}
     assert found == counts
@@ -327,16 +326,14 @@ def preflight(monkeypatch, *arguments):
 def test_the_command(folder, tmp_path, monkeypatch, capsys):
     store = tmp_path / "store"
     where = ["--data-dir", folder, "--store-dir", store, "--site", "Graz"]
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert preflight(monkeypatch, *where) == 0
-    out, err = capsys.readouterr()
+    out = capsys.readouterr().out
     assert out.splitlines()[:3] == [
         f"Images: {folder}",
         "40 images, 0 that cannot be used",
         "  a: 16 to train on, 4 to test on",
     ]
     assert out.splitlines()[-1] == str(store / "Graz" / "preflight" / "card.html")
-    assert "importing images: 0 of 40" in err
     card = json.loads((store / "Graz" / "preflight" / "card.json").read_text())
     assert (card["verdict"], card["images"]) == ("green", 40)
 

@@ -40,7 +40,7 @@ def card_of(folder, rules=None, **changes):
     policy = folder / "policy.toml" if rules is not None else None
     if policy:
         policy.write_text(rules)
-    return examine("graz", chosen, folder / "store", lambda *_: None, policy)[0]
+    return examine("graz", chosen, folder / "store", policy)[0]
 
 
 def asked(verb, folder, config, deployed, classes=(), buffer_size=0):

@@ -21,7 +21,6 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import known_images
 from client_app.datasets.findings import Finding, list_quoted
-from client_app.datasets.library import ImportProgress
 from client_app.datasets.listing import Entry, Unusable
 from client_app.datasets.own import Survey, survey
 from client_app.datasets.pool import Indices, Pool, are_too_few, are_too_many
@@ -126,17 +125,12 @@ class Card:
 
 
 def examine(
-    hospital: str,
-    settings: Settings,
-    store: Path,
-    progress: ImportProgress | None,
-    policy: Path | None = None,
+    hospital: str, settings: Settings, store: Path, policy: Path | None = None
 ) -> tuple[Card, Survey | None]:
     """Check all images of a hospital, including those that could not be used before.
 
-    `settings` have the hospital's own `dataset`. `progress` is called while images are imported;
-    without it, the progress is logged from time to time. Without a policy the hospital is
-    simulated, and the default policy is checked as well.
+    `settings` have the hospital's own `dataset`. Without a policy the hospital is simulated, and
+    the default policy is checked as well.
 
     Returns:
         The card, and the images for its page; None if no image can be used.
@@ -156,9 +150,7 @@ def examine(
     names += [] if policy else ["test_fraction", "seed"]
     card = Card(hospital, path, {name: getattr(settings, name) for name in names}, [])
     try:
-        found = survey(
-            kind, path, Form.from_settings(settings), store, progress, retry=True, machine=machine
-        )
+        found = survey(kind, path, Form.from_settings(settings), store, retry=True, machine=machine)
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
         return replace(card, findings=[finding], unusable=_unreadable_file(error)), None
