@@ -9,8 +9,8 @@ The baselines of FedER (arXiv:2206.10048, Table II). `centralized.data` chooses 
 `synthetic` with `gan.sampler = "lci"` is the protocol of LCI (the thesis, section 3.1.3): every
 hospital sends its set once, and one model is trained on their union.
 
-The first hospital trains; the others test. `real` and `both` work in simulations only: a hospital
-with images of its own refuses them.
+The first hospital trains. All hospitals test. `real` and `both` work in simulations only: a
+hospital with images of its own refuses them.
 
 The hospital's half: learning/learners/centralized.py.
 """

@@ -4,7 +4,7 @@ Rebuffi et al., "iCaRL: incremental classifier and representation learning", CVP
 arXiv:1611.07725. A task is trained on its images and all kept ones. With g = σ(M(x)), and q the
 same of the network before the task, a step minimises the binary cross-entropy (Algorithm 3)
 
-    − Σ_c t_c log g_c + (1 − t_c) log(1 − g_c)
+    − Σ_c [ t_c log g_c + (1 − t_c) log(1 − g_c) ]
 
 with t_c = q_c for a class that the task lacks, and else t_c = [y = c].
 
