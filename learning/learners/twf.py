@@ -4,7 +4,7 @@ Boschini et al., "Transfer without forgetting", ECCV 2022, arXiv:2206.00388; the
 The teacher ĥ was trained before and is frozen; the student starts with its weights. With a batch of
 the stream and a draw from a reservoir, a step minimises over the student and gates M
 
-    ℓ(f(x), y)  +  α ‖f(x') − l'‖² + β ℓ(f(x'), y')                                 (Eq. 2.13, 2.15)
+    ℓ(f(x), y)  +  α ‖f(x') − z'‖² + β ℓ(f(x'), y')                                 (Eq. 2.13, 2.15)
     + λ { 1/L Σ_l ‖M(ĥ_l; t) ⊙ (h_l − ReLU_m(ĥ_l))‖²          x and x', t the task of each image
         + λ_m 1/L Σ_l BCE(M(ĥ_l; t'), m_l')                   x' of earlier tasks         (Eq. 2.14)
         + λ_d 1/L Σ_l L_AUX }                                 x, and x' of this task      (Eq. 2.12)
@@ -15,8 +15,8 @@ the diagonal of the Fisher information on the teacher's images (learning/learner
 Without a reservoir (`reservoir.size` = 0) the terms with x' are left out, as in Table 2.9.
 
 The points l are before non-linearities (learning/models/taps.py); gates, distance and diversity are
-in learning/models/gates.py. The reservoir holds images, labels, logits, tasks, and the masks m. A
-mask is M without noise, at half the size if a map has 16 or more values a side.
+in learning/models/gates.py. The reservoir holds images, labels y', logits z', tasks t', and the
+masks m'. A mask is M without noise, at half the size if a map has 16 or more values a side.
 
 The gates travel with the model. Teacher and reservoir stay at the hospital.
 
