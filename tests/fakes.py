@@ -60,11 +60,11 @@ NETWORKS = {"fil-ver": "vee", "fedspace": "rotation-mlp"}  # of methods that nee
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The default settings, but for `sealed`, which needs keys, and for what some methods need:
-    the network, or `train.freeze`.
+    """The default settings, changed for tests.
 
-    Nothing is done twice (`baseline`) or elsewhere (`workers`), and a hospital of few images has
-    all classes (`partition-alpha`).
+    `sealed` is false, because it needs keys. The network, or `train.freeze`, fits the strategy.
+    `baseline` and `workers` are off: no second run starts, and no other process. With this
+    `partition-alpha` also a hospital of few images has all classes.
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
