@@ -230,7 +230,12 @@ def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     known = [row for row in rows if row["largest_class"] and row["accuracy"]]
     if not known:
         return
-    share = sum(row["largest_class"]["share"] for row in known) / len(known)
+    # As the accuracy is computed: a mean in another order may differ in its last bit.
+    shares = [
+        dict.fromkeys(("value", "low", "high"), row["largest_class"]["share"]) for row in known
+    ]
+    of_shares = [row | {"share": share} for row, share in zip(known, shares, strict=True)]
+    share = mean_over_hospitals(of_shares, "share")["value"]
     accuracy = mean_over_hospitals(known, "accuracy")
     names = {row["largest_class"]["name"] for row in known}
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"

@@ -8,7 +8,14 @@ import pytest
 from pages.figures import assessment
 from pages.figures_view import compared_cell
 from pages.page import Marked
-from pages.verdicts.model import is_useful, judge, objection, pair, worst_pair
+from pages.verdicts.model import (
+    compare_largest_class,
+    is_useful,
+    judge,
+    objection,
+    pair,
+    worst_pair,
+)
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
 from server_app.report import render
@@ -178,6 +185,20 @@ def test_the_accuracy_is_called_no_better_only_where_it_is_not_higher(
     ((found, text),) = [row for row in said(summary) if "always answering" in row[1]]
     assert found == judgement
     assert f" is {beside} always answering 'benign' (0.800)." in text
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_the_same_answer_everywhere_is_no_better_than_always_answering_it(models):
+    """Both means are over the same numbers: added in another order, they differ in a last bit."""
+    shares = [0.7634, 0.5890, 0.5278, 0.7311, 0.5029]
+    rows = [
+        assessment("model", f"{model}", f"{hospital}", metrics, CLASSES)
+        for model in range(models)
+        for hospital, share in enumerate(shares)
+        for metrics in [told(1.0, 0.0, sizes=(share, 1 - share)) | {"accuracy": share}]
+    ]
+    (found,) = compare_largest_class(rows)
+    assert found["judgement"] == "bad", found["text"]
 
 
 def test_the_bound_for_a_class_that_no_model_finds_is_that_of_the_named_images():
