@@ -32,6 +32,7 @@ from client_app.datasets import LocalData, open_data
 from client_app.hospital import simulated_name
 from learning.evaluation import probabilities
 from learning.mixture import mixture_weights
+from pages.figures import ROUNDING
 from server_app.summary import Summary
 from strategies.protocol.settings import rng_for
 
@@ -139,9 +140,9 @@ def runs_of(output: Path) -> dict[str, dict[int, Path]]:
 
 
 def interval(gains: list[float]) -> str:
-    """The mean gain in points, with its interval if there are several."""
+    """The mean gain in points, with its interval if there are several that differ, or only 0."""
     mean = fmean(gains)
-    if len(gains) < 2:
+    if len(gains) < 2 or (mean and max(gains) - min(gains) < ROUNDING):
         return f" ({100 * mean:+.1f})"
     half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
     return f" ({100 * mean:+.1f}; {100 * (mean - half):.1f} to {100 * (mean + half):.1f})"

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from pathlib import Path
 
-from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
+from pages.verdicts.methods import ABOUT, APART, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, OVER_TASKS, Column, Comparison, Method
 from server_app.measures import mean, spread
 from strategies.protocol.files import replacing
@@ -81,7 +81,7 @@ def _tables(comparison: Comparison) -> Iterator[str]:
         yield f"{title}: {len(differences)} pairs of methods; --csv and --html write all of them."
     elif differences:
         yield f"{title}, differences:\n{_align([each.cells for each in differences])}"
-    if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
+    if note := count_pairs(sum(each.has_interval for each in differences)):
         yield _wrap(note)
 
 

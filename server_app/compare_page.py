@@ -7,7 +7,7 @@ from typing import Any
 from pages.figures import deviation
 from pages.page import capital, render
 from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
-from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
+from pages.verdicts.methods import ABOUT, APART, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
 from server_app.runs import METRICS
@@ -52,7 +52,7 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
     axis = SIGNED if compared.signed else None
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
     differences = comparison.differences(compared)
-    sure = [each for each in differences if len(each.by_seed) >= SEEDS]
+    sure = [each for each in differences if each.has_interval]
     return {
         "title": title,
         "means": drawn if len(methods) <= MOST_ROWS else None,

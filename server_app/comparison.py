@@ -7,7 +7,8 @@ that both runs tested at, the interval is Student's (Biometrika 6, 1908), clippe
 differences:
 
     mean(d) ± t_{0.975, n−1} · std(d) / √n
-Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7.
+Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7. Nor has a difference that is
+the same at every seed, except 0: no spread between seeds can be estimated from it.
 
 Seeds are the units because only they are independent repetitions: hospitals and folds of one seed
 share models or images. A bootstrap of so few seeds is too narrow. The interval covers the effect of
@@ -18,13 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations
-from math import inf, isfinite, nan, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pages.figures import Figure, number
+from pages.figures import ROUNDING, Figure, number
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
@@ -178,17 +179,23 @@ class Difference:
 
     @cached_property
     def figure(self) -> Figure | None:
-        """The mean, with a 95 % interval by Student's t from `SEEDS` seeds on."""
+        """The mean, with a 95 % interval by Student's t if it has one."""
         from scipy.special import stdtrit  # takes half a second
 
         if not self.by_seed:
             return None
         count, mean = len(self.by_seed), fmean(self.by_seed.values())
-        if count < SEEDS:
+        std = spread(self.by_seed.values()) if count >= SEEDS else nan
+        if isnan(std) or (mean and std < ROUNDING):
             return {"value": mean, "low": nan, "high": nan}
-        half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
+        half = stdtrit(count - 1, 0.975) * std / sqrt(count)
         low, high = max(mean - half, -self.most), min(mean + half, self.most)
         return {"value": mean, "low": float(low), "high": float(high)}
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the difference has an interval."""
+        return self.figure is not None and isfinite(self.figure["low"])
 
     @property
     def higher_method(self) -> str:
@@ -203,7 +210,7 @@ class Difference:
             f"{self.first.name} − {self.second.name}",
             amount(seeds, "seed"),
             number(self.figure, signed=True) if self.figure else "–",
-            methods.judge_difference(seeds, self.higher_method),
+            methods.judge_difference(seeds, self.has_interval, self.higher_method),
         ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from pages.figures import Assessment, Figure, direction, is_noised, number
+from pages.figures import ROUNDING, Assessment, Figure, direction, is_noised, number
 from pages.page import capital
 from pages.verdicts.model import (
     Verdict,
@@ -168,14 +168,16 @@ def judge_gain(home: Figure, elsewhere: Figure) -> str:
 
 def _change(difference: Figure) -> str:
     verbs = {"better": "rises", "worse": "falls"}
-    verb = verbs.get(direction(difference), "is not shown to change")
+    unknown = "is not shown to change"
     value, interval = points(difference)
-    interval = interval if interval == SAME else f"95 % interval {interval}"
-    return f"{verb} ({value} points; {interval})"
+    if interval == SAME:
+        return f"{unknown} ({value} points; {SAME})"
+    verb = verbs.get(direction(difference), unknown)
+    return f"{verb} ({value} points; 95 % interval {interval})"
 
 
 def points(difference: Figure) -> tuple[str, str]:
     """A difference in points of percent, and its interval; an interval of no width is none."""
     value, low, high = (f"{100 * difference[each]:+.1f}" for each in ("value", "low", "high"))
     width = difference["high"] - difference["low"]
-    return value, SAME if width < 1e-9 else f"{low} to {high}"
+    return value, SAME if width < ROUNDING else f"{low} to {high}"

@@ -37,12 +37,14 @@ def higher_method(difference: Figure | None, first: str, second: str) -> str:
     return {"better": first, "worse": second}.get(word, "")
 
 
-def judge_difference(seeds: int, higher: str) -> str:
+def judge_difference(seeds: int, has_interval: bool, higher: str) -> str:
     """The verdict on a difference over some seeds; `higher` as `higher_method` returns it."""
     if not seeds:
         return "not measured, or no seed in common"
     if seeds < SEEDS:
         return f"{amount(seeds, 'seed')}: too few to say"
+    if not has_interval:
+        return "no interval: the same at every seed"
     return f"{higher} is higher" if higher else "no difference shown"
 
 

@@ -160,7 +160,7 @@ def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path,
         (-0.05, -0.01, "falls (-3.0 points"),
         (-0.01, 0.05, "is not shown to change (+2.0 points"),
         (0.0, 0.0, "is not shown to change (+0.0 points; no interval: the same on every split)"),
-        (0.5, 0.5, "rises (+50.0 points; no interval: the same on every split)"),
+        (0.5, 0.5, "is not shown to change (+50.0 points; no interval: the same on every split)"),
     ],
 )
 def test_the_verdict_says_only_what_the_interval_shows(low, high, words):

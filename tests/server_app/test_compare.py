@@ -123,6 +123,8 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
         ({0: 0.5, 1: 0.49, 2: 0.51}, "cwt is higher"),
         ({0: -0.5, 1: -0.49, 2: -0.51}, "rwt is higher"),
         ({0: 0.0, 1: 0.0, 2: 0.0}, "no difference shown"),
+        ({0: 0.5, 1: 0.5, 2: 0.5}, "no interval: the same at every seed"),
+        ({0: -0.1, 1: -0.1, 2: -0.1 - 1e-16}, "no interval: the same at every seed"),
     ],
 )
 def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, study):
@@ -144,12 +146,26 @@ def test_equal_means_of_different_numbers_are_no_difference(tmp_path):
     assert difference.cells[2:] == ["+0.000 (+0.000 to +0.000)", "no difference shown"]
 
 
+def test_a_difference_that_is_the_same_at_every_seed_is_not_shown(tmp_path):
+    """No spread between seeds can be estimated from it."""
+    for seed in range(3):
+        write_run(tmp_path / "cwt" / f"{seed}", "cwt", seed, (0.75, 0.75))
+        write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (0.5, 0.5))
+    comparison = compare([tmp_path])
+    assert pair(comparison, ["cwt", "rwt"]).cells[2:] == [
+        "+0.250",
+        "no interval: the same at every seed",
+    ]
+    assert all("not shown to differ from rwt" in each for each in comparison.conclusions)
+    assert "no interval: the same at every seed" in page(comparison)
+
+
 def test_methods_with_equal_shortened_values_have_names_of_their_own(tmp_path):
-    """Their paths end in the same 23 letters; at home the first one is higher by 0.3."""
+    """Their paths end in the same 23 letters; at home the first one is higher by about 0.3."""
     for folder, more in (("first", 0.3), ("second", 0.0)):
         for seed in range(3):
             pretrained = f"/{folder}/the/same/long/weights.safetensors"
-            values = (0.3 + more, 0.5 + more)
+            values = (0.3 + more, 0.5 + more * (1 + seed / 100))
             run = tmp_path / f"{folder}-{seed}"
             write_run(run, "cwt", seed, values, pretrained=pretrained)
     comparison = compare([tmp_path])
