@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,10 @@ from cli.command import (
 )
 from cli.places import HERE, Hospital
 from strategies.protocol.files import write_whole
+
+if TYPE_CHECKING:
+    from client_app.authority.policy import Policy
+    from strategies.protocol.settings import Settings
 
 app = typer.Typer()
 
@@ -54,7 +58,7 @@ def preflight(
 
     The result is also a page in the hospital's store.
     """
-    from client_app.authority.policy import Policy, explain
+    from client_app.authority.policy import Policy
     from client_app.datasets.own import own_data
     from client_app.datasets.preflight.card import examine
     from client_app.datasets.preflight.page import text, write_pages
@@ -68,9 +72,8 @@ def preflight(
     print(f"Images: {path}")
     print(text(card))
     print(write_pages(store_dir / site / "preflight", card, survey))
-    if policy:
-        print(explain(list(Policy.read(policy).judge(settings))))
-    return card.verdict == "red"
+    allowed = _allows(Policy.read(policy), settings) if policy else True
+    return card.verdict == "red" or not (allowed or run_config is None)
 
 
 @command(app, "policy ~/fedhandoff/graz/policy.toml --run-config \"strategy='cwc'\"")
@@ -79,7 +82,7 @@ def policy(
     run_config: RunConfig = None,
 ) -> bool:
     """Write a policy with the defaults, or judge a run by a policy."""
-    from client_app.authority.policy import Policy, explain, write_policy
+    from client_app.authority.policy import Policy, write_policy
     from strategies.registry import changed_settings
 
     private()
@@ -89,12 +92,18 @@ def policy(
     rules = Policy.read(file)
     if run_config is None:
         return False
-    settings = changed_settings(run_config)
+    return not _allows(rules, changed_settings(run_config))
+
+
+def _allows(rules: "Policy", settings: "Settings") -> bool:
+    """Whether a policy allows a run; prints its rulings and remarks."""
+    from client_app.authority.policy import explain
+
     rulings = list(rules.judge(settings))
     print(explain(rulings))
     for sentence in rules.remarks(settings):
         print(sentence)
-    return not all(ruling.holds for ruling in rulings)
+    return all(ruling.holds for ruling in rulings)
 
 
 @command(app, 'members --hospital graz add linz = "KEY"')

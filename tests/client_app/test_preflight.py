@@ -371,6 +371,17 @@ def test_a_hospital_sees_whether_its_policy_allows_the_run(
     assert said in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(("config", "status"), [("strategy='cwc'", 1), ("strategy='rwt'", 0)])
+def test_settings_that_the_policy_refuses_are_no_success(
+    config, status, folder, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "policy.toml").write_text("runs.strategies = ['rwt']\n[models]\nweights = []\n")
+    arguments = ["--data-dir", folder, "--store-dir", tmp_path / "store"]
+    arguments += ["--policy", tmp_path / "policy.toml", "--run-config", f"{config} image-size=8"]
+    assert preflight(monkeypatch, *arguments) == status
+    assert ("The policy refuses this run" in capsys.readouterr().out) == bool(status)
+
+
 @pytest.mark.parametrize("present", [False, True])
 def test_where_nothing_can_be_used_each_file_is_named_with_the_reason(present, folder, tmp_path):
     """One image is not there, and one is cut short or not there either."""
