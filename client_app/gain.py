@@ -61,13 +61,13 @@ Tests = dict[str, dict[str, Pair]]  # by place and metric
 class Gain:
     """A metric on some patients, as fractions."""
 
-    # On each split the metric of a classifier alone, and of one of all departments
+    # The metric of a classifier alone, and of one of all departments, on each split that has both
     pairs: Sequence[Pair]
     share: float  # the share of test images
 
     @property
     def difference(self) -> Figure:
-        """The mean gain over the splits, with its 95 % interval."""
+        """The mean gain over the splits, two or more, with its 95 % interval."""
         gains = [shared - alone for alone, shared in self.pairs]
         mean = mean_over_splits(gains, self.share)
         return {"value": mean.value, "low": mean.low, "high": mean.high}
@@ -126,10 +126,12 @@ def measure_gains(
     for seed, parts in enumerate(opened):
         log(INFO, "Split %d of %d", seed + 1, splits)
         tests.append(_test(names_of_folders(places), parts, replace(settings, seed=seed)))
-    return {
-        place: {metric: Gain([each[place][metric] for each in tests], share) for metric in METRICS}
-        for place in tests[0]
-    }
+
+    def gain(place: str, metric: str) -> Gain:
+        pairs = [each[place][metric] for each in tests]
+        return Gain([pair for pair in pairs if isfinite(sum(pair))], share)
+
+    return {place: {metric: gain(place, metric) for metric in METRICS} for place in tests[0]}
 
 
 def _list_classes(settings: Settings) -> set[str]:
@@ -194,9 +196,13 @@ def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
     for metric, title in METRICS.items():
         lines += ["", f"{title:{width}}  alone  taking part  difference"]
         for name, metrics in gains.items():
-            gain = metrics[metric]
+            gain, every = metrics[metric], len(metrics["balanced-accuracy"].pairs)
+            if (count := len(gain.pairs)) < 2:
+                lines.append(f"{name:{width}}  –")
+                continue
             alone, shared = (100 * fmean(each) for each in zip(*gain.pairs, strict=True))
             value, interval = points(gain.difference)
-            cells = f"{alone:5.1f}  {shared:11.1f}  {value} ({interval})"
-            lines.append(f"{name:{width}}  {cells if isfinite(alone) else '–'}")
+            some = f"; {count} of {every} splits" if count < every else ""
+            cells = f"{alone:5.1f}  {shared:11.1f}  {value} ({interval}{some})"
+            lines.append(f"{name:{width}}  {cells}")
     return "\n".join([*lines, "", ABOUT_GAIN])

@@ -8,7 +8,7 @@ from PIL import Image
 from cli import main
 from client_app import gain
 from client_app.errors import DataError
-from client_app.gain import ELSEWHERE, HOME, describe_gains, measure_gains
+from client_app.gain import ELSEWHERE, HOME, Gain, describe_gains, measure_gains
 from pages.figures import Figure
 from pages.verdicts.home import judge_gain
 
@@ -151,6 +151,18 @@ def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path,
     heading, *rows = lines[start + 2 :]
     assert heading.split()[0] == "Balanced"
     assert [row.split()[0] for row in rows[:4]] == ["graz", "linz", "mean,", "mean,"]
+
+
+def test_a_split_without_an_auroc_does_not_blank_a_row():
+    """By hand: 60 and 64 alone, 70 and 72 together; +9 on average, on 2 of 3 splits."""
+    every = Gain([(0.5, 0.6), (0.6, 0.7), (0.5, 0.7)], 0.2)
+    few = {"balanced-accuracy": every, "auroc": Gain([(0.6, 0.7), (0.64, 0.72)], 0.2)}
+    none = {"balanced-accuracy": every, "auroc": Gain([(0.6, 0.7)], 0.2)}
+    text = describe_gains({"graz": few, "linz": none, HOME: few, ELSEWHERE: few})
+    graz, linz = (line for line in text.split("AUROC")[1].splitlines()[1:3])
+    assert graz.split()[:4] == ["graz", "62.0", "71.0", "+9.0"]
+    assert graz.endswith("; 2 of 3 splits)")
+    assert linz.split() == ["linz", "–"]
 
 
 @pytest.mark.parametrize(
