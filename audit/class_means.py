@@ -65,7 +65,9 @@ def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
         shift = drawn[mine].mean(dim=0) - middle
         weights = torch.linalg.solve(spread, shift)
         rows = images.labels == label
-        score = (vectors[rows] - middle) @ weights / (shift @ weights).sqrt()
+        # Without a shift there is nothing to score by: all scores are 0.
+        scale = (shift @ weights).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        score = (vectors[rows] - middle) @ weights / scale
         found[rows.cpu().numpy()] = score.cpu().numpy()
     return found
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from audit.buffer import attack_buffer
-from audit.class_means import class_means_trial
+from audit.class_means import class_means_trial, scores
 from audit.copies import Auditor
 from gan import noised_features
 from gan.class_gaussians import ClassGaussians
@@ -100,6 +100,11 @@ def test_one_synthetic_feature_of_each_class_can_be_attacked():
     halves = [others[torch.arange(200) // 2 % 2 == k] for k in (0, 1)]
     trial = class_means_trial(members, (halves[0], halves[1]), members[torch.arange(2)])
     assert 0 <= trial.worth.attack.auc.value <= 1
+
+
+def test_features_at_the_mean_of_the_references_give_no_score():
+    drawn = samples(40, 0)
+    assert scores(samples(8, 1), drawn, drawn).tolist() == [0.0] * 8
 
 
 def test_an_image_of_a_class_without_references_has_no_score():
