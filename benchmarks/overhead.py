@@ -52,7 +52,8 @@ def main() -> None:
     ):
         for name, workload in WORKLOADS.items():
             workload = {"strategy": "rwt", "partition": "iid", **workload}
-            result = run(flower, Path(folder) / "runs", HOSPITALS, workload)
+            place = Path(folder) / "runs"
+            result = run(flower, place, HOSPITALS, workload, most_cpus=PROCESSES)
             warm = run_warm(workers, Path(folder) / "warm", HOSPITALS, workload)
             bare = bare_seconds(result / "config.toml")
             engines = [seconds_of_rounds(each) for each in (result, warm)]

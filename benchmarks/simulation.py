@@ -88,6 +88,7 @@ def run(
     *,
     cpus: int = 1,
     gpus: float = 0.0,
+    most_cpus: int | None = None,
     config: Path | None = None,
     resume: Path | None = None,
 ) -> Path:
@@ -100,6 +101,7 @@ def run(
         settings: As in pyproject.toml.
         cpus: Cores for each simulated hospital; this limits the number that work at once.
         gpus: Share of a GPU for each simulated hospital; 0 = it computes on its cores.
+        most_cpus: Cores for all simulated hospitals; None = all cores of the machine.
         config: A TOML file of settings, instead of `settings`.
         resume: The result folder of a run to resume, instead of `settings`.
 
@@ -121,6 +123,8 @@ def run(
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
     federation += f" client-resources-num-gpus={gpus}"
+    if most_cpus:
+        federation += f" init-args-num-cpus={most_cpus}"
     with bare_app() as app:
         command = ["flwr", "run", str(app), "--stream"]
         command += ["--run-config", overrides, "--federation-config", federation]
