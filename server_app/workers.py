@@ -8,7 +8,7 @@ bit for bit. Flower's Context has no state here, since the app keeps none in it.
 from collections import deque
 from collections.abc import Iterable
 from itertools import count
-from select import select
+from multiprocessing.connection import wait
 
 from flwr.app import Message
 
@@ -53,8 +53,7 @@ class WorkersGrid(LocalGrid):
     def wait(self, seconds: float) -> None:
         """Wait until an answer arrives, at most `seconds`; then send waiting messages."""
         busy = {worker.wire.connection: worker for worker in self.workers.busy()}
-        answered, _, _ = select([*busy], [], [], seconds)
-        for connection in answered:
+        for connection in wait([*busy], seconds):  # `select` knows only descriptors below 1024
             worker = busy[connection]
             assert worker.message is not None
             number = worker.message.metadata.message_id
