@@ -12,6 +12,7 @@ from PIL import Image
 
 from benchmarks import at_home, axes, diagnoses, phantoms
 from benchmarks.at_home import RULES, Models, judge
+from benchmarks.membership import newest_runs
 from benchmarks.reproduce import folder_name, read_table
 from strategies.protocol.settings import defaults
 
@@ -63,12 +64,18 @@ def test_a_device_changes_images_the_more_the_stronger_it_is():
     assert not np.array_equal(ours, theirs)
 
 
-def leave_run(output, row, step, seed, everywhere, at_home):
+FAILED = {"outcome": "crashed", "reason": "out of ink"}
+
+
+def leave_run(output, row, step, seed, everywhere, at_home, **settings):
     folder = output / folder_name(f"{row} dataset=npz:classes-{step}") / f"seed-{seed}" / "run"
     folder.mkdir(parents=True)
     (folder / "commit").touch()
     (folder / "config.toml").write_text(tomli_w.dumps({"dataset": f"npz:/x/classes-{step}.npz"}))
     figures = {
+        "status": "completed",
+        "failures": [],
+        "data": {},
         "federation_balanced_accuracy": everywhere,
         "personalized_balanced_accuracy": at_home,
         "history": {
@@ -120,6 +127,37 @@ def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_p
     assert [text.get_text() for text in own.get_xticklabels()] == ["1", "5", "10"]
     assert everywhere.get_lines()[2].get_ydata().tolist() == pytest.approx([20, 20, 20])
     assert own.get_lines()[0].get_ydata().tolist() == pytest.approx([51, 55, 60])
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("dataset", "'RWT' also differ in model: a line"),
+        ("fold", "'RWT' also differ in dataset, model: a line"),
+        ("round", "'RWT' also differ in dataset, model: a line"),
+    ],
+)
+def test_runs_that_differ_in_another_setting_are_no_seeds_of_a_point(
+    key, said, tmp_path, monkeypatch, capsys
+):
+    leave_run(tmp_path, "RWT", 1, 0, 0.5, 0.5, model="cnn", fold=0)
+    leave_run(tmp_path, "RWT", 2, 1, 0.7, 0.7, model="mlp", fold=1)
+    words = ["axes", "plot", str(tmp_path), key, "--to", str(tmp_path / "x.png")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        axes.main()
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_only_completed_runs_with_the_settings_of_the_newest_are_taken(tmp_path):
+    for seed, model in ((0, "cnn"), (1, "mlp"), (2, "mlp"), (3, "mlp")):
+        leave_run(tmp_path, "RWT", 1, seed, 0.5, 0.5, model=model)
+    folder = next(tmp_path.iterdir())
+    for seed, changes in ((2, {"status": "failed"}), (3, {"failures": [FAILED]})):
+        path = folder / f"seed-{seed}" / "run" / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    (folder / "seed-1" / "run").rename(folder / "seed-1" / "run-2")  # the newest
+    assert [run.parent.name for _, run in newest_runs(tmp_path)] == ["seed-1"]
 
 
 @pytest.mark.parametrize(

@@ -948,6 +948,9 @@ def test_attacks_are_on_the_newest_completed_run_of_each_repeat(tmp_path, monkey
     for place in ("plan/seed-0/1", "plan/seed-0/2", "plan/seed-1/1", "lci/seed-0/1"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "commit").touch()
+        (tmp_path / place / "config.toml").touch()
+        summary = {"status": "completed", "failures": [], "data": {}}
+        (tmp_path / place / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "plan/seed-0/3").mkdir()
     worth = {"plan/seed-0/2": 0.6, "plan/seed-1/1": 0.5, "lci/seed-0/1": 0.4}
 
