@@ -229,7 +229,8 @@ def reproduce(
             gpus = min(1.0, len(gpu_names()) / row.hospitals)
             return run(flower(), output_dir, row.hospitals, settings, gpus=gpus)
 
-        complete = run_missing(table, output, start)
+        # Warm processes keep the code with which they started; Flower reads it for each run.
+        complete = run_missing(table, output, start, cache(commit) if workers else commit)
     text = render(table, output, command)
     write_whole(output / "table.md", text)
     print(f"\n{text}\nHow sure are the differences? uv run fedhandoff compare {quote(str(output))}")
@@ -550,11 +551,15 @@ def choose(rows: list[dict[str, Any]], names: str | None) -> list[dict[str, Any]
 
 
 def run_missing(
-    table: Table, output: Path, start: Callable[[Path, Row, dict[str, Any]], Path]
+    table: Table,
+    output: Path,
+    start: Callable[[Path, Row, dict[str, Any]], Path],
+    state: Callable[[], str] = commit,
 ) -> bool:
     """Do the runs that are not completed yet, and print the name of each.
 
-    `start` does a run, by its output-dir, row and settings, and returns the result folder.
+    `start` does a run, by its output-dir, row and settings, and returns the result folder. `state`
+    returns the commit of its code; it is asked before the run.
 
     Returns:
         Whether all runs are completed now.
@@ -566,11 +571,11 @@ def run_missing(
             print(f"{place}: completed before", flush=True)
             continue
         print(f"{place}: under way in {folder}", flush=True)
-        began = time.monotonic()
+        began, of_run = time.monotonic(), state()
         try:
             result = start(folder, row, {**row.settings, **repeat.settings})
-            write_whole(result / "commit", commit())
             write_whole(result / "visits", str(row.losses))  # for `compare`
+            write_whole(result / "commit", of_run)
             summary = read_summary(result)
             reasons = sorted({failure["reason"] for failure in summary["failures"]})
             outcome = ": ".join([summary["status"], *reasons])

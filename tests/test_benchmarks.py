@@ -744,6 +744,18 @@ def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compa
     assert "| federation accuracy, % | the others |" in render(table, tmp_path, "")
 
 
+def test_the_commit_of_a_run_is_that_before_it(table, tmp_path):
+    """The code may change while the run is under way."""
+    code, runs = ["before"], Runs()
+
+    def start(output_dir, row, settings):
+        code[0] = "after"
+        return runs(output_dir, row, settings)
+
+    run_missing(first_row_of(table), tmp_path, start, lambda: code[0])
+    assert sorted(path.read_text() for path in tmp_path.rglob("commit")) == ["after", "before"]
+
+
 def test_what_is_completed_is_not_run_again(table, tmp_path):
     first, second = Runs(), Runs()
     assert run_missing(first_row_of(table), tmp_path, first)
