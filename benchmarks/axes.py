@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.functional import gaussian_blur
 
-from benchmarks.membership import newest_runs
+from benchmarks.membership import facts_of, newest_runs
 from benchmarks.reproduce import TableError, folder_name, read_summary, read_table
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
@@ -163,9 +163,18 @@ def plot(arguments: argparse.Namespace) -> None:
     """
     rows = [row["name"] for row in read_table(arguments.table)["rows"]]
     found: dict[str, dict[float, list[list[float]]]] = {}
+    first: dict[str, dict[str, Any]] = {}  # by row, the facts of all its runs
     axis = arguments.key
     for folder, run in newest_runs(arguments.output.expanduser()):
-        own = [each for each in rows if folder.startswith(folder_name(each))]
+        facts = facts_of(run)
+        # In the folder's name, settings that vary follow the row's name.
+        ends = [f"-{folder_name(key)}-" for key in facts]
+        names = {row: folder_name(row) for row in rows}
+        own = [
+            row
+            for row, of_row in names.items()
+            if folder == of_row or folder.startswith(tuple(of_row + end for end in ends))
+        ]
         if not own:
             raise TableError(f"{folder!r} is not a row of {arguments.table!r}: give its --table.")
         name = max(own, key=len)
@@ -173,6 +182,14 @@ def plot(arguments: argparse.Namespace) -> None:
         if arguments.key not in {*config, "round"}:
             raise TableError(
                 f"{run} has no setting {arguments.key!r}: name one that varies, or `round`."
+            )
+        facts.pop(arguments.key, None)
+        same = first.setdefault(name, facts)
+        if others := [key for key in facts.keys() | same if facts.get(key) != same.get(key)]:
+            raise TableError(
+                f"Runs of {name!r} also differ in {', '.join(sorted(others))}: a line has one "
+                "value of each setting but the axis. Give an output folder in which only the "
+                "axis varies."
             )
         if isinstance(archive := config.get(arguments.key), str):
             axis = Path(archive).stem.rpartition("-")[0]
@@ -220,9 +237,11 @@ def _points(
 
 def _step(value: Any) -> float:
     """A setting as a place on an axis: itself, or the number at the end of an archive's name."""
-    if isinstance(value, str):
-        return float(re.findall(r"[\d.]+", Path(value).stem)[-1])
-    return float(value)
+    if not isinstance(value, str):
+        return float(value)
+    if not (numbers := re.findall(r"\d+(?:\.\d+)?", Path(value).stem)):
+        raise TableError(f"{value!r} has no number: name a setting whose values have one.")
+    return float(numbers[-1])
 
 
 if __name__ == "__main__":

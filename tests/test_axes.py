@@ -113,10 +113,12 @@ def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_p
             for seed in (0, 1):
                 leave_run(tmp_path / "sweep", row, step, seed, 0.1 * place, 0.5 + step / 100)
     leave_run(tmp_path / "sweep", rows[0], 7, 0, None, None)  # it failed
+    for row in rows:
+        leave_run(tmp_path / "one", row, 5, 0, 0.5, 0.5)
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    for key in ("dataset", "round"):
-        words = ["axes", "plot", str(tmp_path / "sweep"), key, "--to", "x.svg"]
+    for output, key in (("sweep", "dataset"), ("one", "round")):
+        words = ["axes", "plot", str(tmp_path / output), key, "--to", "x.svg"]
         monkeypatch.setattr(sys, "argv", words)
         axes.main()
     over_rounds, _ = drawn[1].axes
@@ -164,13 +166,18 @@ def test_only_completed_runs_with_the_settings_of_the_newest_are_taken(tmp_path)
     ("words", "said"),
     [
         (["nowhere", "dataset"], "has no run"),
+        (["sweep", "strategy"], "'rwt' has no number"),
+        (["other", "dataset"], "'rwt-x' is not a row of 'axes'"),
         (["sweep", "no-such-key"], "has no setting 'no-such-key'"),
         (["sweep", "dataset", "--table", "nothing"], "nothing"),
         (["sweep", "dataset", "--table", "cwc_mnist"], "is not a row of 'cwc_mnist'"),
     ],
 )
 def test_a_plot_of_what_is_not_there_is_refused(words, said, tmp_path, monkeypatch, capsys):
-    leave_run(tmp_path / "sweep", "RWT", 1, 0, 0.5, 0.5)
+    leave_run(tmp_path / "sweep", "RWT", 1, 0, 0.5, 0.5, strategy="rwt")
+    leave_run(tmp_path / "other", "RWT x", 1, 0, 0.5, 0.5)
+    for path in (tmp_path / "other").iterdir():
+        path.rename(path.with_name("rwt-x"))
     picture = tmp_path / "x.png"
     command = ["axes", "plot", str(tmp_path / words[0]), *words[1:], "--to", str(picture)]
     monkeypatch.setattr(sys, "argv", command)
