@@ -110,15 +110,16 @@ def main() -> None:
     print_head("", "seeds", *RULES)
     for row, by_seed in runs.items():
         seeds = sorted(by_seed.keys() & alone.keys() & own_runs.keys())
-        figures = [measure(alone[seed], own_runs[seed], by_seed[seed]) for seed in seeds]
+        measured = [measure(alone[seed], own_runs[seed], by_seed[seed]) for seed in seeds]
+        figures = [each for each in measured if each]
         own = [each["its own, alone"] for each in figures]
         cells = []
         for rule in RULES:
             ours = [each[rule] for each in figures]
             gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
-            gain = interval(gains) if rule != "its own, alone" else ""
-            cells.append(f"{100 * fmean(ours):.1f}{gain}")
-        print_row(row, len(seeds), *cells)
+            gain = interval(gains) if gains and rule != "its own, alone" else ""
+            cells.append(f"{100 * fmean(ours):.1f}{gain}" if ours else "–")
+        print_row(row, len(figures), *cells)
 
 
 def split_off_alone(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:
@@ -149,7 +150,7 @@ def interval(gains: list[float]) -> str:
 
 
 def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
-    """The balanced accuracy of each rule after a run, mean over hospitals.
+    """The balanced accuracy of each rule after a run, mean over the hospitals that have one.
 
     In `alone` each hospital trained alone as long. `own` has the hospitals' own models in ensembles
     and mixtures.
@@ -165,13 +166,17 @@ def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
         labels = data.test.labels.numpy()
         for rule, figure in judge(models, labels, data.test.patients, settings_of(run).seed):
             figures[rule].append(figure)
-    return {rule: fmean(each) for rule, each in figures.items()}
+    return {rule: fmean(each) for rule, each in figures.items() if each}
 
 
 def judge(
     models: Models, labels: Labels, patients: Labels, seed: int
 ) -> Iterator[tuple[str, float]]:
-    """The balanced accuracy of each rule on images that the rule did not use."""
+    """The balanced accuracy of each rule on images that the rule did not use.
+
+    There is none if no split has two classes in both halves: all images of a class may be of one
+    patient.
+    """
     worth: dict[str, list[float]] = {rule: [] for rule in RULES}
     for split in range(SPLITS):
         rng = rng_for(seed, "halves", split)
@@ -185,7 +190,8 @@ def judge(
                 scores = use(seen, labels[half], new)
                 worth[rule].append(balanced_accuracy(scores, labels[~half]))
     for rule, figures in worth.items():
-        yield rule, fmean(figures)
+        if figures:
+            yield rule, fmean(figures)
 
 
 def balanced_accuracy(scores: Scores, labels: Labels) -> float:

@@ -446,7 +446,7 @@ def list_columns(hospitals: int) -> dict[str, Column]:
         "epochs_to_75": Column("epochs to 75 %", 1, _epochs_to_75),
         "bytes_per_hop": Column("MB per hop", 1e-6, _scalar("bytes_per_hop")),
         "megabytes": Column("MB", 1e-6, lambda s: [s["bytes_sent"] + s["bytes_received"]]),
-        "seconds_per_round": Column("s per round", 1, lambda s: [median(s["history"]["seconds"])]),
+        "seconds_per_round": Column("s per round", 1, _seconds_per_round),
         "wall_seconds": Column("wall time, s", 1, _scalar("wall_seconds")),
         "projection_plain": Column("projection, plain, × 1000", 1000, plain),
         "projection_private": Column("projection, private, × 1000", 1000, private),
@@ -503,6 +503,11 @@ def _epochs_to_75(summary: Mapping[str, Any]) -> list[float | None]:
         if visit["hospital"] and _is_75(visit):
             return [sum(epochs.values())]
     return [None]
+
+
+def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:
+    seconds = summary["history"]["seconds"]
+    return [median(seconds) if seconds else None]
 
 
 def _is_75(visit: Mapping[str, Any]) -> bool:

@@ -71,7 +71,8 @@ def leave_run(output, row, step, seed, everywhere, at_home, **settings):
     folder = output / folder_name(f"{row} dataset=npz:classes-{step}") / f"seed-{seed}" / "run"
     folder.mkdir(parents=True)
     (folder / "commit").touch()
-    (folder / "config.toml").write_text(tomli_w.dumps({"dataset": f"npz:/x/classes-{step}.npz"}))
+    config = {"dataset": f"npz:/x/classes-{step}.npz", "seed": seed, **settings}
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
     figures = {
         "status": "completed",
         "failures": [],
@@ -244,6 +245,8 @@ def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
     for rule in ("the best of all", "a mixture of all", "a mixture of all and its own", "noted"):
         assert figures[rule] == 1
     assert asked == [((20, 2), (20, 2))] * (2 * at_home.SPLITS)
+    of_one_patient = np.where(labels == 1, 0, 1 + patients)
+    assert dict(judge(models, labels, of_one_patient, 0)) == {}
     with_its_own = dict(judge(Models(wrong, right, wrong, np.stack([wrong])), labels, patients, 0))
     assert with_its_own["its own, alone"] == with_its_own["the best of all"] == 0
     assert with_its_own["the best of all and its own"] == 1

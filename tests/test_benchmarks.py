@@ -545,6 +545,7 @@ def test_seconds_of_a_round_are_their_median_and_the_best_is_the_summarys():
     summary = {"history": {"seconds": [9.0, 2.0, 3.0]}, "best": {"federation_accuracy": 0.8}}
     assert columns["seconds_per_round"].values(summary) == [3.0]
     assert columns["best_federation_accuracy"].values(summary) == [0.8]
+    assert columns["seconds_per_round"].values({"history": {"seconds": []}}) == [None]
 
 
 def test_figures_over_tasks_and_the_traffic_of_a_run_are_columns():
