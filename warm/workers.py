@@ -28,7 +28,7 @@ class Worker:
 
 
 class Workers:
-    """Warm processes, which serve one run after the other. They start with the first message.
+    """Warm processes, which serve one run after the other. One starts if all others work.
 
     `variables` add to the environment of this process. Without `log`, the output of the processes
     is that of this process.
@@ -66,7 +66,7 @@ class Workers:
         Raises:
             ConnectionError: The processes cannot start.
         """
-        while len(self.workers) < self.processes:
+        if len(self.busy()) == len(self.workers) < self.processes:
             self._start()
         idle = [worker for worker in self.workers if worker.message is None]
         return min(idle, key=lambda worker: node not in worker.served, default=None)
