@@ -78,7 +78,7 @@ def prepare(message: Message, context: Context) -> Message:
         beside = {}
         if order.buffer_size:
             from client_app.release.buffer import make_buffer  # its imports take seconds
-            from client_app.release.dossier import keep_dossier
+            from client_app.release.dossier.contents import keep_dossier
 
             of_task = open_disclosure(request)
             made = make_buffer(hospital, order.buffer_size, clock.deadline, of_task.learnt)

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from gan import losses
 from gan.augment import Controller, augment
-from gan.networks import Discriminator, Generator
-from gan.pixel_range import from_bytes
+from gan.networks import Discriminator, Generator, from_bytes
 from gan.presets import Preset
 from gan.schedule import due
 

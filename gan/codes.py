@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from gan.checkpoint import write_whole
-from gan.networks import Generator
+from gan.networks import Generator, to_bytes
 from gan.perceptual import PairwiseLPIPS, distances
-from gan.pixel_range import to_bytes
 from gan.projection import Projection, Start, mean_w, project
 from gan.synthesis import PART
 

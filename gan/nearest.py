@@ -6,8 +6,8 @@ Shapes: `N`, `M` images, `C` channels, `H, W` pixels, `F` features.
 import torch
 from torch import Tensor
 
+from gan.networks import from_bytes
 from gan.perceptual import PairwiseLPIPS
-from gan.pixel_range import from_bytes
 
 # Most features in memory: of `images` (2 GiB), and of `others` (256 MiB). With more of the first,
 # fewer features of the others are computed again.

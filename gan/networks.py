@@ -1,5 +1,7 @@
 """Generator and discriminator: StyleGAN2, conditioned on the class of the image.
 
+A pixel is a byte in files, and in [-1, 1] for networks.
+
 Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958): skip generator and residual discriminator
 (Figure 7). Projection discriminator (Miyato & Koyama 2018, arXiv:1802.05637).
 
@@ -29,6 +31,16 @@ from gan.layers import (
 from gan.presets import Preset
 
 MAPPING_SPEED = 0.01  # the mapping network learns a hundred times slower (StyleGAN, section C)
+
+
+def from_bytes(images: Tensor) -> Tensor:
+    """Convert uint8 images to [-1, 1], float32."""
+    return images.float().div_(127.5).sub_(1.0)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Convert images in about [-1, 1] to uint8; values outside are clipped."""
+    return (images * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 class Generator(nn.Module):

@@ -29,9 +29,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from gan.networks import Generator
+from gan.networks import Generator, to_bytes
 from gan.perceptual import PairwiseLPIPS
-from gan.pixel_range import to_bytes
 from gan.synthesis import save_grid
 
 NOISE_ADDED = 0.05  # noise that is added to w at the start, as a share of the scale of W

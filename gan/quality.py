@@ -15,8 +15,8 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from gan.networks import from_bytes
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
-from gan.pixel_range import from_bytes
 from gan.presets import StandIn
 
 BATCH = 32  # images that go through a network at once

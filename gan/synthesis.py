@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.utils import save_image
 
-from gan.networks import Generator
-from gan.pixel_range import to_bytes
+from gan.networks import Generator, to_bytes
 
 PART = 512  # images of a part
 

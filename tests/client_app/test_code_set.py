@@ -14,7 +14,7 @@ from client_app.release.buffer import code_set, gan_sampler, make_buffer
 from gan.code_sets import CODE_SETS
 from gan.codes import EFFORTS, Source, render_codes
 from gan.nearest import nearest
-from gan.pixel_range import to_bytes
+from gan.networks import to_bytes
 from gan.presets import PRESETS
 from learning.errors import DeadlineError
 from strategies.protocol.settings import GANSettings, SettingsError

@@ -8,7 +8,7 @@ from gan.checkpoint import write_whole
 from gan.code_sets import CODE_SETS
 from gan.codes import Deck, pairwise, render_codes, sample_rows
 from gan.nearest import nearest
-from gan.pixel_range import to_bytes
+from gan.networks import to_bytes
 
 
 def code_set(name, place):

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from gan.networks import Discriminator, Generator
+from gan.networks import Discriminator, Generator, from_bytes, to_bytes
 from gan.presets import PRESETS
 
 
@@ -74,3 +74,19 @@ def test_logits_start_near_unit_deviation(micro):
     deep = dataclasses.replace(micro, channels=(32,) * 4)
     logits = Discriminator(deep, 2, 1)(torch.randn(64, 1, 32, 32), torch.arange(64) % 2)
     assert 0.1 < logits.square().mean().sqrt().item() < 3
+
+
+def test_bytes_are_spread_over_minus_one_to_one():
+    images = torch.tensor([0, 255], dtype=torch.uint8)
+    assert from_bytes(images).tolist() == [-1, 1]
+    assert images.tolist() == [0, 255]  # in memory of their own
+
+
+def test_what_is_outside_is_clipped():
+    images = torch.tensor([-1.5, -1.0, 0.0, 1.0, 1.5])
+    assert to_bytes(images).tolist() == [0, 0, 128, 255, 255]
+
+
+def test_every_byte_comes_back():
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_bytes(from_bytes(every)), every)

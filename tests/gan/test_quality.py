@@ -9,8 +9,8 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 from torchvision.transforms.functional import gaussian_blur
 
 from gan import quality
+from gan.networks import from_bytes
 from gan.perceptual import PairwiseLPIPS
-from gan.pixel_range import from_bytes
 from gan.quality import (
     Frechet,
     Inception,

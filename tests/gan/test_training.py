@@ -11,8 +11,7 @@ from sklearn.svm import SVC
 from gan import losses
 from gan.adversaries import Examples, Privacy
 from gan.augment import Controller
-from gan.networks import Generator
-from gan.pixel_range import from_bytes
+from gan.networks import Generator, from_bytes
 from gan.presets import PRESETS
 from gan.schedule import Check
 from gan.synthesis import balanced_labels, render

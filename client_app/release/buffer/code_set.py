@@ -9,8 +9,7 @@ from client_app.release.buffer.job import Job
 from gan.code_sets import CODE_SETS
 from gan.codes import EFFORTS, Codes, Source, render_code_parts, render_codes, sample_rows
 from gan.nearest import nearest
-from gan.networks import Generator
-from gan.pixel_range import from_bytes, to_bytes
+from gan.networks import Generator, from_bytes, to_bytes
 from gan.projection import PIXELS, SHOWN, histogram
 from gan.synthesis import save_grid
 from learning.samples import Samples

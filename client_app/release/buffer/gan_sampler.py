@@ -15,7 +15,7 @@ from client_app.release.buffer.code_set import code_set
 from client_app.release.buffer.job import Job, fingerprint, sample
 from gan.adversaries import Examples, Privacy
 from gan.codes import Deck, render_codes
-from gan.pixel_range import from_bytes
+from gan.networks import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
 from gan.schedule import ENOUGH, Standing

@@ -10,21 +10,3 @@ and files.py writes, signs and checks the files. The dossier stays at the hospit
 figures are exact. Others see only its hash, on the hospital's card and in the buffer. They can ask
 the hospital for the file with this hash.
 """
-
-from client_app.authority.identity import Identity
-from client_app.release.buffer.job import Release
-from client_app.release.dossier.contents import contents
-from client_app.release.dossier.files import write
-from client_app.request import Request
-
-
-def keep_dossier(request: Request, release: Release) -> str:
-    """Write the dossier of a release into the hospital's store, and return its SHA-256.
-
-    If a run asks for the same buffer again, the dossier stays the same; with another policy or code
-    it is a new one.
-    """
-    hospital = request.hospital
-    folder = hospital.store.folder / "dossiers" / request.run.folder.name
-    identity = Identity.load(hospital.name, hospital.identity) if hospital.policy else None
-    return write(folder, contents(request, release), identity)

@@ -1,4 +1,4 @@
-"""The contents of a dossier, in the form of JSON."""
+"""The contents of a dossier, in the form of JSON, and the writing of a dossier."""
 
 import hmac
 from base64 import b64encode
@@ -9,13 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from client_app.authority.identity import Identity
 from client_app.release.buffer.job import Release
+from client_app.release.dossier.files import write
 from client_app.request import Request
 from pages.pictures import pngs_by_class
 from strategies.protocol.code import code_hash
 
 FORMAT = 1
 GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
+
+
+def keep_dossier(request: Request, release: Release) -> str:
+    """Write the dossier of a release into the hospital's store, and return its SHA-256.
+
+    If a run asks for the same buffer again, the dossier stays the same; with another policy or code
+    it is a new one.
+    """
+    hospital = request.hospital
+    folder = hospital.store.folder / "dossiers" / request.run.folder.name
+    identity = Identity.load(hospital.name, hospital.identity) if hospital.policy else None
+    return write(folder, contents(request, release), identity)
 
 
 def contents(request: Request, release: Release) -> dict[str, Any]:
