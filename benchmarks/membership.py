@@ -5,7 +5,7 @@
 Training members are the training images of a hospital, even if a model has seen only synthetic
 images made from them. The others are its test images. The attack is audit.model.network_attack,
 which follows PLAN's protocol, with five networks, each with a split of its own; chance is 50 %. A
-row's figure is the mean over all its runs and hospitals.
+row's figure is the mean over all its networks, runs and hospitals.
 
 A second column has the attack by loss; its threshold is the mean loss of members.
 """
@@ -15,12 +15,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import nn
 
-from audit.model import Predictions, loss_attack, network_attack
+from audit.membership import success
+from audit.model import Predictions, network_attack
 from benchmarks.markdown import commit, machine, print_head, print_row
 from benchmarks.reproduce import cell, is_complete, mean_and_std, read_summary
 from client_app.datasets import open_data
@@ -32,7 +34,7 @@ from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings
 
-NETWORKS = 5
+NETWORKS, EPOCHS = 5, 400  # PLAN's
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -83,8 +85,13 @@ def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]
         for index in range(hospitals):
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
             members, others = (_probabilities(network, each) for each in (data.train, data.test))
-            by_network = network_attack(members, others, networks).accuracy.value
-            yield by_network, loss_attack(members, others).accuracy.value
+            by_network = mean(
+                network_attack(members, others, seed, EPOCHS).accuracy.value
+                for seed in range(networks)
+            )
+            own = members.scores()
+            by_loss = success(own, others.scores(), threshold=float(own.mean()))
+            yield by_network, by_loss.accuracy.value
 
 
 def settings_of(run: Path) -> Settings:
