@@ -19,9 +19,16 @@ from torch.nn.functional import normalize
 
 
 class ClassGaussians:
-    """The distributions of features [N, d, 1, 1] of classes int64 [N]."""
+    """The distributions of features [N, d, 1, 1] of classes int64 [N], N > 0.
+
+    Attributes:
+        figures: None: nothing is trained.
+        classes: Classes of the features, int64 [K].
+    """
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self.figures: dict[str, float] = {}
+        self.classes = labels.unique()
         vectors, kinds = features.flatten(1).cpu().double(), labels.cpu()
         self.means = torch.zeros(int(kinds.max()) + 1, vectors.shape[1], dtype=torch.float64)
         for label in kinds.unique():

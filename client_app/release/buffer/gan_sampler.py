@@ -35,8 +35,7 @@ class GANSampler:
 
     Raises:
         SettingsError: `gan.inception-weights` cannot be used.
-        ReleaseError: No class has enough images. Or the privacy term had no part in the GAN, and
-            the settings require it.
+        ReleaseError: The privacy term had no part in the GAN, and the settings require it.
         FloatingPointError: The training diverged.
         TimeoutError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
@@ -44,8 +43,6 @@ class GANSampler:
     def __init__(self, job: Job) -> None:
         self.size = job.train.shape[1:]
         preset, learnt = job.preset, job.learnt
-        if not len(learnt):
-            raise job.refusal("No class has release.min-class-images images.")
         self.classes = learnt.labels.unique()
         images = _resize(learnt.images, (preset.resolution, preset.resolution))
         square = Samples(images, learnt.labels)  # [N, C, R, R]

@@ -28,7 +28,11 @@ def make(job: Job) -> Release:
     Raises:
         ReleaseError: The images may not leave; the text gives the reason.
     """
-    train = SAMPLERS[job.hospital.settings.gan.method]
+    method = job.hospital.settings.gan.method
+    # `dp-mean-embedding` learns from all images, and refuses by its noised numbers.
+    if not len(job.learnt) and method != "dp-mean-embedding":
+        raise job.refusal("No class has release.min-class-images images.")
+    train = SAMPLERS[method]
     sampler = train(job)
     examples = torch.isin(job.train.labels, sampler.classes)
     job = replace(job, learnt=job.train[examples])
