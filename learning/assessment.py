@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learning.evaluation import areas
 from learning.intervals import Estimate, auroc_error, combine, wilson
 
 Floats = NDArray[np.float64]
@@ -186,8 +187,8 @@ class Bootstrap:
                 images = weights @ shares.images.T
                 off = np.abs(weights @ outcome.calibration_gap.T).sum(axis=1)
                 each = images[:, shares.names.index("accuracy")]
-                areas = _areas(outcome, weights.T[outcome.patients])
-                parts.append((weights @ shares.right.T / images, areas, off / each))
+                found = areas(outcome.scores, outcome.labels, weights.T[outcome.patients])
+                parts.append((weights @ shares.right.T / images, found, off / each))
         return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -200,24 +201,6 @@ def _weights(outcome: Outcome, rng: np.random.Generator) -> Iterator[Floats]:
         drawn = rng.integers(count, size=(size, count)) + count * np.arange(size)[:, None]
         times = np.bincount(drawn.ravel(), minlength=size * count)
         yield times.reshape(size, count).astype(float)
-
-
-def _areas(outcome: Outcome, weights: Floats) -> Floats:
-    """The AUROC [b, P] of each of the P classes in the test images, with weights [n, b]."""
-    areas = []  # sklearn.metrics.roc_auc_score would sort anew for each resample
-    for k in np.unique(outcome.labels):
-        own, others = (np.flatnonzero((outcome.labels == k) == is_own) for is_own in (True, False))
-        others = others[np.argsort(outcome.scores[others, k], kind="stable")]
-        sums = np.zeros((len(others) + 1, weights.shape[1]))  # of the lowest scores
-        np.cumsum(weights[others], axis=0, out=sums[1:])
-        scores, inside = outcome.scores[own, k], weights[own]
-        below, up_to = (
-            sums[np.searchsorted(outcome.scores[others, k], scores, side)]
-            for side in ("left", "right")
-        )
-        wins = (inside * (below + up_to)).sum(axis=0) / 2  # ties count half
-        areas.append(wins / (inside.sum(axis=0) * sums[-1]))
-    return np.stack(areas, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,11 +229,12 @@ class Sureness:
         names = [shares.names[place] for place in shares.recalls]
         total = sum(shares.worth[name] for name in names)
         if self.bootstrap is None:
-            areas, alike = [value] * len(names), np.ones((len(names), len(names)))
+            values, alike = [value] * len(names), np.ones((len(names), len(names)))
         else:
-            areas = _areas(self.outcome, np.ones((len(self.outcome.labels), 1)))[0].tolist()
+            labels = self.outcome.labels
+            values = areas(self.outcome.scores, labels, np.ones((len(labels), 1)))[0].tolist()
             alike = _correlation(self.bootstrap.areas)
-        for k, (name, area) in enumerate(zip(names, areas, strict=True)):
+        for k, (name, area) in enumerate(zip(names, values, strict=True)):
             error = auroc_error(area, shares.worth[name], total - shares.worth[name])
             least = area * (1 - area) / error**2 if error else shares.worth[name]
             drawn = self.bootstrap.areas[:, k] if self.bootstrap else None

@@ -2,7 +2,6 @@
 
 import time
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,10 +57,7 @@ def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
     own = member.sum(axis=1)
     metrics["balanced-accuracy"] = float(((member & right).sum(axis=1) / own).mean())
     if len(classes) > 1:
-        # AUROC from the ranks of the class' own images (Mann and Whitney, 1947).
-        ranked = np.stack([ranks(values[:, k]) for k in classes])  # [present, N]
-        wins = (member * ranked).sum(axis=1) - own * (own + 1) / 2
-        metrics["auroc"] = float((wins / (own * (len(truth) - own))).mean())
+        metrics["auroc"] = float(areas(values, truth, np.ones((len(truth), 1)))[0].mean())
     return metrics
 
 
@@ -75,11 +71,24 @@ def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
     return counts
 
 
-def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The rank of each value [N], from 1; equal values share their mean rank.
+def areas(
+    scores: NDArray[np.floating], labels: NDArray[np.int64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The AUROC [b, P] of each of the P classes in labels [N], with weights [N, b] of images.
 
-    The result equals scipy.stats.rankdata; that import takes longer than most tests of a model.
+    It is that of one class against the rest, from class scores [N, K], ties counting half (Mann and
+    Whitney, 1947). It is NaN if one of both has no weight.
     """
-    ordered = np.sort(values)
-    below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
-    return np.asarray((below + not_above + 1) / 2)
+    found = []  # sklearn.metrics.roc_auc_score would sort anew for each column of weights
+    for k in np.unique(labels):
+        own, others = (np.flatnonzero((labels == k) == is_own) for is_own in (True, False))
+        others = others[np.argsort(scores[others, k], kind="stable")]
+        sums = np.zeros((len(others) + 1, weights.shape[1]))  # of the lowest scores
+        np.cumsum(weights[others], axis=0, out=sums[1:])
+        inside, ordered = weights[own], scores[others, k]
+        below, up_to = (
+            sums[np.searchsorted(ordered, scores[own, k], side)] for side in ("left", "right")
+        )
+        wins = (inside * (below + up_to)).sum(axis=0) / 2
+        found.append(wins / (inside.sum(axis=0) * sums[-1]))
+    return np.stack(found, axis=1)
