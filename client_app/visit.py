@@ -21,7 +21,7 @@ from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.embeddings import pack_embeddings
 from client_app.request import Clock, Request
 from client_app.run import Kept, Place, check_newest, count_visit
-from learning.dp_sgd import Plan, PrivateSteps, check_network
+from learning.dp_sgd import PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
 from learning.learners.prototypes import FedSpace
@@ -240,15 +240,13 @@ def _private_steps(
     if order.images != "own":
         raise ParcelError("With train.dp a model may train on the hospital's own images only.")
     check_network(network)
-    owners = hospital.data.train.patients
-    plan, dp = Plan.make(owners, settings.batch_size), settings.dp
+    owners, dp = hospital.data.train.patients, settings.dp
     require_delta("train.dp.delta", dp.delta, owners)
+    secret = secret_rng() if policy else rng_for(hospital.settings.seed, "dp", *place)
+    private = PrivateSteps.plan(owners, settings.batch_size, dp, secret)
     what = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
-    spent = Spent(what, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
-    total = request.spend(spent, dp.delta)
-    known = rng_for(hospital.settings.seed, "dp", *place)
-    secret = secret_rng() if policy else known
-    return PrivateSteps(plan, dp, secret), total
+    spent = Spent(what, dp.noise_multiplier, private.rate, private.steps * order.epochs)
+    return private, request.spend(spent, dp.delta)
 
 
 def _collect_received(

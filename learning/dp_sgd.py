@@ -22,27 +22,6 @@ from learning.errors import ModelError
 from strategies.protocol.settings import DPSettings
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """The noised steps of a visit."""
-
-    owners: NDArray[np.int64]  # the patient of each image [N]
-    rate: float  # the probability that a step draws a patient
-    steps: int  # steps of an epoch; on average an epoch draws a patient once
-
-    @classmethod
-    def make(cls, owners: NDArray[np.int64], batch_size: int) -> "Plan":
-        """The plan for a mean batch size."""
-        patients = len(np.unique(owners))
-        return cls(owners, min(1.0, batch_size / patients), max(1, round(patients / batch_size)))
-
-    def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The images of a step: one of each drawn patient."""
-        order = rng.permutation(len(self.owners))
-        patients, first = np.unique(self.owners[order], return_index=True)
-        return np.asarray(order[first[rng.random(len(patients)) < self.rate]])
-
-
 def check_network(network: nn.Module) -> None:
     """Refuse a network that mixes the images of a batch.
 
@@ -69,14 +48,35 @@ class PrivateSteps:
     The loss must be a mean of losses of single images.
     """
 
-    plan: Plan  # sampling of the steps
+    owners: NDArray[np.int64]  # the patient of each image [N]
+    rate: float  # the probability that a step draws a patient
+    steps: int  # steps of an epoch; on average an epoch draws a patient once
     settings: DPSettings  # noise and clipping
     # Source of the sampling and the noise. Anyone who can repeat its draws can subtract the noise.
     secret: np.random.Generator
 
+    @classmethod
+    def plan(
+        cls,
+        owners: NDArray[np.int64],
+        batch_size: int,
+        settings: DPSettings,
+        secret: np.random.Generator,
+    ) -> "PrivateSteps":
+        """The steps for a mean batch size."""
+        patients = len(np.unique(owners))
+        rate, steps = min(1.0, batch_size / patients), max(1, round(patients / batch_size))
+        return cls(owners, rate, steps, settings, secret)
+
     def batches(self) -> list[Tensor]:
         """The images of each step of an epoch; a step may be empty."""
-        return [torch.from_numpy(self.plan.draw(self.secret)) for _ in range(self.plan.steps)]
+        return [torch.from_numpy(self.draw()) for _ in range(self.steps)]
+
+    def draw(self) -> NDArray[np.int64]:
+        """The images of a step: one of each drawn patient."""
+        order = self.secret.permutation(len(self.owners))
+        patients, first = np.unique(self.owners[order], return_index=True)
+        return np.asarray(order[first[self.secret.random(len(patients)) < self.rate]])
 
     def augment_alone(self, augment: Augment) -> Augment:
         """An augmentation that changes each image alone, whatever else is in the batch.
@@ -129,7 +129,7 @@ class PrivateSteps:
                     layer.register_forward_pre_hook(lambda _, inputs: inputs[0].contiguous())
                 )
         watched = GradSampleModule(network)
-        batch_size = self.plan.rate * len(np.unique(self.plan.owners))  # on average
+        batch_size = self.rate * len(np.unique(self.owners))  # on average
         clipping = FiniteOptimizer(
             optimizer,
             noise_multiplier=0.0,  # `add_noise` adds the noise

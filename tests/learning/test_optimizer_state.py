@@ -5,7 +5,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from learning.dp_sgd import Plan, PrivateSteps
+from learning.dp_sgd import PrivateSteps
 from learning.errors import DivergedError
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain, Received
@@ -73,12 +73,8 @@ def test_with_dp_sgd_the_state_follows_from_noised_gradients_alone():
     """After one step m = 0.1 g, where g is the gradient with noise that the step took."""
     changes = {"train__dp__noise_multiplier": 5.0, "train__optimizer_state": "travels"}
     learner = learner_of(Plain, network(), **changes)
-    plan, chosen, rng = (
-        Plan.make(np.arange(20), 20),
-        settings(**changes).train,
-        np.random.default_rng,
-    )
-    private = PrivateSteps(plan, chosen.dp, rng(1))
+    chosen, rng = settings(**changes).train, np.random.default_rng
+    private = PrivateSteps.plan(np.arange(20), 20, chosen.dp, rng(1))
     train(learner, chosen, 1, rng(0), float("inf"), private=private)
     for name, parameter in learner.model.named_parameters():
         torch.testing.assert_close(learner.optimizer[f"{name}.exp_avg"], 0.1 * parameter.grad)
