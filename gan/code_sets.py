@@ -15,23 +15,20 @@ from collections.abc import Callable
 from gan.codes import Codes, Source
 from gan.k_salsa import averages, blind_averages
 from gan.lci import class_centroids, lci
-from gan.plan import KL, lines, paths, random_codes
+from gan.plan import lines, paths, random_codes
 
-# Arguments: the source, LCI's clusters of a class (0 = one for every k images), k, and the
-# direction of PLAN's divergence. TimeoutError: its deadline has passed; a later call continues.
-CODE_SETS: dict[str, Callable[[Source, int, int, KL], Codes]] = {
-    "linear": lambda source, clusters, k, kl: lines(source, random_codes(source)),
-    "plan": lambda source, clusters, k, kl: paths(source, random_codes(source), "random", kl),
-    "lci": lambda source, clusters, k, kl: lci(source, clusters, k),
-    "lci-plan": lambda source, clusters, k, kl: paths(
-        source, class_centroids(source, clusters, k), f"lci-{clusters or f'k{k}'}", kl
+# TimeoutError: the deadline of the source has passed; a later call continues.
+CODE_SETS: dict[str, Callable[[Source], Codes]] = {
+    "linear": lambda source: lines(source, random_codes(source)),
+    "plan": lambda source: paths(source, random_codes(source), "random"),
+    "lci": lci,
+    "lci-plan": lambda source: paths(
+        source, class_centroids(source), f"lci-{source.clusters or f'k{source.k}'}"
     ),
-    "k-salsa": lambda source, clusters, k, kl: averages(source, k),
-    "k-salsa-blind": lambda source, clusters, k, kl: blind_averages(source, k),
-    "k-salsa-plan": lambda source, clusters, k, kl: paths(
-        source, averages(source, k), f"k-salsa-{k}", kl
-    ),
-    "k-salsa-blind-plan": lambda source, clusters, k, kl: paths(
-        source, blind_averages(source, k), f"k-salsa-blind-{k}", kl
+    "k-salsa": averages,
+    "k-salsa-blind": blind_averages,
+    "k-salsa-plan": lambda source: paths(source, averages(source), f"k-salsa-{source.k}"),
+    "k-salsa-blind-plan": lambda source: paths(
+        source, blind_averages(source), f"k-salsa-blind-{source.k}"
     ),
 }

@@ -27,6 +27,7 @@ from gan.projection import Projection, Start, mean_w, project
 from gan.synthesis import PART
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
+KL = Literal["uniform", "printed"]
 VERSION = 1  # of the search for codes; codes of another version are not used
 BLOCK = 32  # images that are projected, rendered or compared at once
 
@@ -100,6 +101,9 @@ class Source:
     distance: PairwiseLPIPS  # the perceptual distance, on the same device
     effort: Effort  # effort of the search
     mirror: bool  # whether mirrored and turned images are plausible
+    clusters: int  # LCI's clusters of a class; 0 = one for every k images
+    k: int  # images of an average of k-SALSA
+    kl: KL  # direction of PLAN's divergence (gan/plan.py, deviation 1)
     folder: Path  # folder of slow results, for one generator, these images and this effort
     seed: int  # seed of all randomness; torch's global generators do not change
     deadline: float  # time limit, on the clock of `time.monotonic`

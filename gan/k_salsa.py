@@ -32,9 +32,9 @@ CONTENT, STYLE = 100.0, 1e-6 * 4096**2
 GRID = 4  # patches along a side
 
 
-def averages(source: Source, k: int) -> Codes:
+def averages(source: Source) -> Codes:
     """The averages [n // k, D] of each class; fewer than k images of a class have one average."""
-    w, judge, codes = source.projection().w, class_judge(source), {}
+    w, judge, k, codes = source.projection().w, class_judge(source), source.k, {}
     for label, rows in source.rows.items():
         clusters = group_equally(torch.cdist(w[rows], w[rows]), min(k, len(rows)))
         made = [
@@ -45,12 +45,12 @@ def averages(source: Source, k: int) -> Codes:
     return codes
 
 
-def blind_averages(source: Source, k: int) -> Codes:
+def blind_averages(source: Source) -> Codes:
     """Averages of clusters that ignore classes. Each has the class of most of its k images.
 
     A class that no average would have gets the average with most of its images.
     """
-    w, judge, codes = source.projection().w, class_judge(source), {}
+    w, judge, k, codes = source.projection().w, class_judge(source), source.k, {}
     clusters = group_equally(torch.cdist(w, w), min(k, len(w)))
     classes = int(source.labels.max()) + 1
     counts = torch.stack([source.labels[each].bincount(minlength=classes) for each in clusters])

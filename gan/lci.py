@@ -27,18 +27,19 @@ from gan.codes import Codes, Source, pairwise
 INTERIOR = 9  # points between two centroids
 
 
-def class_centroids(source: Source, clusters: int, k: int) -> Codes:
-    """The centroids [m, D] of each class, in `clusters`; 0 = one cluster for every k images."""
+def class_centroids(source: Source) -> Codes:
+    """The centroids [m, D] of each class."""
     found, codes = source.projection(), {}
     for label, rows in source.rows.items():
         far = pairwise(found.images[rows], source.distance)
-        codes[label] = centroids(found.w[rows], far, clusters or len(rows) // k, source.seed)
+        clusters = source.clusters or len(rows) // source.k
+        codes[label] = centroids(found.w[rows], far, clusters, source.seed)
     return codes
 
 
-def lci(source: Source, clusters: int, k: int) -> Codes:
+def lci(source: Source) -> Codes:
     """The centroids of each class, and the points between any two of them."""
-    return {label: connect(own) for label, own in class_centroids(source, clusters, k).items()}
+    return {label: connect(own) for label, own in class_centroids(source).items()}
 
 
 def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:

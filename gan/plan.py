@@ -24,16 +24,14 @@ classes.
 """
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from gan.codes import Codes, Source
+from gan.codes import KL, Codes, Source
 from gan.judges import Judge, class_judge, identity_judge
 
-KL = Literal["uniform", "printed"]
 IDENTITY, CLASS = 0.1, 1.0  # λ1, λ2
 LEARNING_RATE = 0.1
 
@@ -61,16 +59,13 @@ def lines(source: Source, ends: Codes) -> Codes:
     }
 
 
-def paths(source: Source, ends: Codes, name: str, kl: KL) -> Codes:
-    """The points of private paths between the same pairs; `kl` is explained by deviation 1.
-
-    `name` is that of the set of ends.
-    """
+def paths(source: Source, ends: Codes, name: str) -> Codes:
+    """The points of private paths between the same pairs; `name` is that of the set of ends."""
     judges, codes = (identity_judge(source), class_judge(source)), {}
     for label, own in ends.items():
         made = [
             source.make_once(
-                f"path-{name}-{kl}-{label}-{index}", _walk, source, *judges, *pair, label, kl
+                f"path-{name}-{source.kl}-{label}-{index}", _walk, source, *judges, *pair, label
             )
             for index, pair in enumerate(pairs(own, source))
         ]
@@ -79,13 +74,7 @@ def paths(source: Source, ends: Codes, name: str, kl: KL) -> Codes:
 
 
 def _walk(
-    source: Source,
-    identity: Judge,
-    classes: Judge,
-    first: Tensor,
-    last: Tensor,
-    label: int,
-    kl: KL,
+    source: Source, identity: Judge, classes: Judge, first: Tensor, last: Tensor, label: int
 ) -> dict[str, Tensor]:
     """The points w [T, D] of a private path between two codes [D] of a class."""
     straight, noise = line(first, last, source.effort.points), source.noise()
@@ -97,7 +86,7 @@ def _walk(
         images = source.generator.synthesise(inner, noise).clamp(-1, 1)
         loss = (
             equidistance(torch.cat([straight[:1], inner, straight[-1:]]))
-            + IDENTITY * divergence(identity(images), kl)
+            + IDENTITY * divergence(identity(images), source.kl)
             + CLASS * cross_entropy(classes(images), wanted, reduction="sum")
         )
         optimizer.zero_grad()

@@ -10,11 +10,6 @@ from gan.codes import Deck, pairwise, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.networks import to_bytes
 
-
-def code_set(name, place):
-    return CODE_SETS[name](place, 2, 2, "uniform")
-
-
 # Of class 0 (six images) and 1 (four). Two paths of five points each from four random codes or
 # more; of two clusters C(2, 2) · 9 + 2 = 11, unless all images are in one of them; of averages of
 # two 3 and 2, which are one pair.
@@ -29,8 +24,8 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODE_SETS)
 def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_path):
-    made = code_set(name, source(folder=tmp_path / "first"))
-    again = code_set(name, source(folder=tmp_path / "second"))
+    made = CODE_SETS[name](source(folder=tmp_path / "first"))
+    again = CODE_SETS[name](source(folder=tmp_path / "second"))
     assert list(made) == [0, 1]
     for label, own in made.items():
         assert own.shape[1] == 5
@@ -44,7 +39,7 @@ def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_pat
 @pytest.mark.parametrize("name", ["lci", "lci-plan", "k-salsa-plan"])
 def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_path):
     """Every second piece is not finished before the deadline, until all are there."""
-    whole = code_set(name, source(folder=tmp_path / "whole"))
+    whole = CODE_SETS[name](source(folder=tmp_path / "whole"))
     place = source(folder=tmp_path / "parts")
     finished: list[str] = []
 
@@ -58,7 +53,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
     monkeypatch.setattr(codes, "write_whole", killed)
     for _ in range(50):
         try:
-            made = code_set(name, place)
+            made = CODE_SETS[name](place)
             break
         except TimeoutError:
             continue
@@ -70,7 +65,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
 @pytest.mark.parametrize("name", [name for name in CODE_SETS if name != "linear"])
 def test_after_the_deadline_nothing_is_looked_for(name, source):
     with pytest.raises(TimeoutError):
-        code_set(name, source(deadline=time.monotonic() - 1))
+        CODE_SETS[name](source(deadline=time.monotonic() - 1))
 
 
 def test_projections_are_of_their_own_images(source):

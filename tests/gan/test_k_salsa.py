@@ -35,17 +35,17 @@ def test_every_cluster_has_k_images_and_no_image_is_in_two():
 
 
 def test_a_class_of_fewer_than_k_has_one_average(source):
-    found = averages(source(), 5)
+    found = averages(source(k=5))
     assert {label: len(own) for label, own in found.items()} == {0: 1, 1: 1}
 
 
 def test_averages_start_at_the_mean_code(source):
     """With a learning rate of 0, as at the first of the steps, they stay there."""
-    place = source()
+    place = source(k=4)
     place = type(place)(**{**vars(place), "effort": _one_step(place.effort)})
     projected = place.projection().w
     own = place.labels == 1
-    torch.testing.assert_close(averages(place, 4)[1][0], projected[own].mean(dim=0))
+    torch.testing.assert_close(averages(place)[1][0], projected[own].mean(dim=0))
 
 
 def test_clusters_that_ignore_classes_have_the_class_of_most_of_their_images(source, monkeypatch):
@@ -55,21 +55,21 @@ def test_clusters_that_ignore_classes_have_the_class_of_most_of_their_images(sou
     The sums of distances are largest for 13, and of the rest for 0: the clusters are the last and
     the first four.
     """
-    place = source()
+    place = source(k=4)
     order = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1, 0, 0])
     place = type(place)(**{**vars(place), "labels": order, "effort": _one_step(place.effort)})
     w = torch.zeros(10, 5)
     w[:, 0] = torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13, 4, 4.1])
     monkeypatch.setattr(Source, "projection", lambda _: Projection(w, place.images, w[:, 0]))
-    found = blind_averages(place, 4)
+    found = blind_averages(place)
     assert {label: own[:, 0].tolist() for label, own in found.items()} == {0: [1.5], 1: [11.5]}
 
 
 def test_a_class_that_is_nowhere_the_most_frequent_has_the_average_with_most_of_it(source):
-    place = source()
+    place = source(k=5)
     labels = torch.tensor([0] * 9 + [1])
     place = type(place)(**{**vars(place), "labels": labels, "effort": _one_step(place.effort)})
-    found = blind_averages(place, 5)
+    found = blind_averages(place)
     assert {label: len(own) for label, own in found.items()} == {0: 2, 1: 1}
     assert any(torch.equal(found[1][0], each) for each in found[0])
 

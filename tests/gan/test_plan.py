@@ -43,7 +43,7 @@ def test_a_sure_answer_has_a_gradient_only_in_the_code_s_direction(kl, slope):
 def test_the_ends_of_a_path_stay_and_the_rest_moves(source):
     place = source()
     ends = random_codes(place)
-    straight, moved = lines(place, ends), paths(place, ends, "random", "uniform")
+    straight, moved = lines(place, ends), paths(place, ends, "random")
     for label in straight:
         before, after = (each[label].view(2, 5, 5) for each in (straight, moved))
         assert torch.equal(before[:, [0, -1]], after[:, [0, -1]])
@@ -58,7 +58,7 @@ def test_what_a_path_minimises_is_the_sum_of_three_terms(source, monkeypatch):
     for weights in ((0.1, 1.0), (0.0, 1.0), (0.1, 0.0)):
         monkeypatch.setattr(plan, "IDENTITY", weights[0])
         monkeypatch.setattr(plan, "CLASS", weights[1])
-        found.append(paths(place, ends, str(weights), "uniform")[0])
+        found.append(paths(place, ends, str(weights))[0])
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -70,7 +70,7 @@ def test_without_networks_a_path_stays_straight(source, monkeypatch):
     monkeypatch.setattr(plan, "LEARNING_RATE", 1e-4)
     place = source()
     ends = random_codes(place)
-    path, straight = paths(place, ends, "random", "uniform")[0], lines(place, ends)[0]
+    path, straight = paths(place, ends, "random")[0], lines(place, ends)[0]
     torch.testing.assert_close(path, straight, atol=1e-3, rtol=0)
 
 
@@ -86,5 +86,5 @@ def test_no_code_is_an_end_of_two_paths(source):
 def test_one_code_has_no_path_and_is_kept(source):
     place = source()
     alone = {0: torch.ones(1, 5)}
-    for found in (paths(place, alone, "ones", "uniform"), lines(place, alone)):
+    for found in (paths(place, alone, "ones"), lines(place, alone)):
         assert torch.equal(found[0], alone[0])

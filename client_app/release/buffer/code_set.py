@@ -32,6 +32,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     if gan.sampler == "random":
         return None
     effort = EFFORTS[gan.preset]
+    clusters = gan.hospital_settings(0).clusters  # a real hospital uses the first value
     chosen = square[sample_rows(square.labels, effort.images, job.seed)]
     source = Source(
         generator=generator.requires_grad_(False),
@@ -40,12 +41,14 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         distance=job.distance,
         effort=effort,
         mirror=job.preset.mirror,
+        clusters=int(clusters or 0),
+        k=gan.k,
+        kl=gan.kl,
         folder=job.folder / "codes" / effort.fingerprint,
         seed=job.seed,
         deadline=job.deadline,
     )
-    clusters = gan.hospital_settings(0).clusters  # a real hospital uses the first value
-    codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)
+    codes = CODE_SETS[gan.sampler](source)
     if gan.sampler != "linear":  # "linear" needs no projection
         _draw(job, source, codes)
     if gan.sampler in ("linear", "plan"):
