@@ -133,7 +133,7 @@ def release(
     classes: int,
     noise: float,
     normal: Normal,
-    patients: NDArray[Any] | None = None,
+    patients: NDArray[Any],
 ) -> Moments:
     """Sum the contributions of images, and add noise: a Gaussian mechanism of sensitivity 1.
 
@@ -143,11 +143,11 @@ def release(
         classes: K, which must not depend on the images.
         noise: Standard deviation, from which ε follows for a δ.
         normal: Source of the noise.
-        patients: [N]; None = images are the unit.
+        patients: [N]; of one image each if images are the unit.
     """
     basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape
-    weights = weights_of(np.arange(len(images)) if patients is None else patients)
+    weights = weights_of(patients)
     counts = np.zeros(classes)
     sums = np.zeros((classes, basis.size))
     squares = np.zeros((classes, basis.size, basis.size))

@@ -14,6 +14,11 @@ from gan.moment_generator import MomentGenerator
 from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal, weights_of
 
 
+def released(images, labels, classes, noise, normal, patients=None):
+    owners = np.arange(len(labels)) if patients is None else patients
+    return release(images, labels, classes, noise, normal, owners)
+
+
 def nothing(count):
     return np.zeros(count)
 
@@ -49,20 +54,20 @@ def test_one_image_more_moves_the_statistic_by_1_at_most(shape, kind):
         last[:] = 255 if kind == "white" else 0
         if kind == "half":
             last[:, :, shape[2] // 2 :] = 255
-    whole = release(images, labels, 4, 1.0, nothing)
-    without = release(images[:-1], labels[:-1], 4, 1.0, nothing)
+    whole = released(images, labels, 4, 1.0, nothing)
+    without = released(images[:-1], labels[:-1], 4, 1.0, nothing)
     assert 0.3 < difference(whole, without) <= 1.0
     # Replaced by its negative, the most different one, in the same class and in another.
     for label in (3, 2):
         other = torch.cat([images[:-1], 255 - last[None]])
-        replaced = release(other, torch.cat([labels[:-1], torch.tensor([label])]), 4, 1.0, nothing)
+        replaced = released(other, torch.cat([labels[:-1], torch.tensor([label])]), 4, 1.0, nothing)
         assert difference(whole, replaced) <= math.sqrt(2)
 
 
 def test_the_statistic_is_what_its_docstring_says():
     """Of one grey image by another transform, without noise, to the grid."""
     image = images_of(1)
-    found = release(image, torch.tensor([1]), 3, 1.0, nothing)
+    found = released(image, torch.tensor([1]), 3, 1.0, nothing)
     basis, pixels = Basis.choose((1, 8, 8)), image[0, 0].double().numpy() / 255
     pattern = dctn(pixels, norm="ortho").ravel()[basis.places]
     weighted = pattern * basis.weights
@@ -81,10 +86,10 @@ def test_the_statistic_is_what_its_docstring_says():
 def test_a_patient_of_five_images_moves_it_no_more_than_one_of_one():
     images, labels = images_of(25), torch.arange(25) % 2
     patients = np.array([*range(20), *[20] * 5])
-    whole = release(images, labels, 2, 1.0, nothing, patients)
-    without = release(images[:20], labels[:20], 2, 1.0, nothing, patients[:20])
+    whole = released(images, labels, 2, 1.0, nothing, patients)
+    without = released(images[:20], labels[:20], 2, 1.0, nothing, patients[:20])
     assert 0.3 < difference(whole, without) <= 1.0
-    by_image = release(images, labels, 2, 1.0, nothing)
+    by_image = released(images, labels, 2, 1.0, nothing)
     assert difference(by_image, without) > 1.5
 
 
@@ -105,8 +110,8 @@ def test_a_patient_counts_1_whatever_the_number_of_images(k):
 def test_a_patient_of_600_images_moves_the_statistic_as_one_of_a_single_image():
     images, labels = images_of(1)[[0] * 604], torch.zeros(604, dtype=torch.int64)
     patients = np.array([0, 1, 2, 3, *[4] * 600])
-    many = release(images, labels, 1, 1.0, nothing, patients)
-    single = release(images[:5], labels[:5], 1, 1.0, nothing, patients[:5])
+    many = released(images, labels, 1, 1.0, nothing, patients)
+    single = released(images[:5], labels[:5], 1, 1.0, nothing, patients[:5])
     assert many.counts == [5]
     assert difference(many, single) == 0
 
@@ -114,8 +119,8 @@ def test_a_patient_of_600_images_moves_the_statistic_as_one_of_a_single_image():
 def test_noise_has_the_size_and_the_grid_that_it_says():
     images, labels = images_of(30), torch.arange(30) % 3
     noise, rng = 2.0, np.random.default_rng(0)
-    exact = release(images, labels, 3, noise, nothing)
-    noised = [release(images, labels, 3, noise, rng.standard_normal) for _ in range(40)]
+    exact = released(images, labels, 3, noise, nothing)
+    noised = [released(images, labels, 3, noise, rng.standard_normal) for _ in range(40)]
     for name, share in SHARES.items():
         field = {"count": "counts", "sum": "sums", "square": "squares"}.get(name, name)
         errors = np.stack([getattr(each, field) - getattr(exact, field) for each in noised])
@@ -144,7 +149,7 @@ def test_the_largest_noise_is_finite(byte, monkeypatch):
 
 def test_few_large_images_are_in_memory_at_once(monkeypatch):
     images, labels = images_of(20, (3, 12, 10)), torch.arange(20) % 4
-    whole, original = release(images, labels, 4, 1.0, nothing), Basis.vectors
+    whole, original = released(images, labels, 4, 1.0, nothing), Basis.vectors
     sizes = []
 
     def vectors(basis, part):
@@ -153,7 +158,7 @@ def test_few_large_images_are_in_memory_at_once(monkeypatch):
 
     monkeypatch.setattr("gan.noised_moments.VALUES", 7 * 3 * 12 * 10)
     monkeypatch.setattr(Basis, "vectors", vectors)
-    parts = release(images, labels, 4, 1.0, nothing)
+    parts = released(images, labels, 4, 1.0, nothing)
     assert sizes == [7, 7, 6]
     for name, array in vars(whole).items():
         np.testing.assert_array_equal(getattr(parts, name), array)
@@ -161,7 +166,7 @@ def test_few_large_images_are_in_memory_at_once(monkeypatch):
 
 def test_few_large_images_are_rendered_at_once(monkeypatch):
     labels = torch.arange(20) % 4
-    moments = release(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
+    moments = released(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
     whole, original, sizes = MomentGenerator(moments, 1).render(labels, 3), MomentGenerator._raw, []
 
     def raw(generator, vectors):
@@ -177,7 +182,7 @@ def test_few_large_images_are_rendered_at_once(monkeypatch):
 
 def test_a_histogram_comes_from_few_large_images(monkeypatch):
     labels = torch.arange(20) % 4
-    moments = release(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
+    moments = released(images_of(20, (3, 12, 10)), labels, 4, 1e-3, nothing)
     monkeypatch.setattr(moment_generator, "POOLED", 50 * 3 * 12 * 10)
     original, drawn = MomentGenerator._raw, []
 
@@ -191,7 +196,7 @@ def test_a_histogram_comes_from_few_large_images(monkeypatch):
 
 
 def test_a_statistic_survives_the_store():
-    kept = release(images_of(8), torch.arange(8) % 2, 2, 1.5, nothing)
+    kept = released(images_of(8), torch.arange(8) % 2, 2, 1.5, nothing)
     again = Moments.from_arrays({name: np.asarray(each) for name, each in vars(kept).items()})
     for name, each in vars(kept).items():
         np.testing.assert_array_equal(getattr(again, name), each)
@@ -219,7 +224,7 @@ def test_images_have_the_moments_and_the_classes_of_the_real_ones(shape, monkeyp
     labels = torch.arange(400) % 2
     images[labels == 1, :, :, :6] += 100
     images[labels == 0, :, 5:, :] += 140
-    generator = MomentGenerator(release(images, labels, 4, 1e-3, nothing), 10)
+    generator = MomentGenerator(released(images, labels, 4, 1e-3, nothing), 10)
     assert generator.classes.tolist() == [0, 1]
     made = generator.render(labels, 7)
     assert made.shape == images.shape
@@ -236,7 +241,7 @@ def test_images_have_the_moments_and_the_classes_of_the_real_ones(shape, monkeyp
 
 def test_classes_of_which_noise_could_be_the_number_are_left_out():
     images, labels = images_of(300), torch.tensor([0] * 200 + [1] * 90 + [2] * 10)
-    moments = release(images, labels, 4, 5.0, nothing)
+    moments = released(images, labels, 4, 5.0, nothing)
     # 10 images, and two standard deviations of 5 / 0.2 = 25 more.
     assert MomentGenerator(moments, 10).classes.tolist() == [0, 1]
     assert MomentGenerator(moments, 41).classes.tolist() == [0]
@@ -262,7 +267,7 @@ def attack(noise: float) -> float:
         return np.concatenate(parts, axis=1)
 
     def releases(images, labels, normal):
-        return flat(release(images, labels, trials, noise, normal))
+        return flat(released(images, labels, trials, noise, normal))
 
     labels, normal = torch.arange(trials), np.random.default_rng(0).standard_normal
     canaries = torch.from_numpy(CANARY).repeat(trials, 1, 1, 1)
