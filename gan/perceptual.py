@@ -52,7 +52,6 @@ class PairwiseLPIPS(nn.Module):
         weights: A file with the state dict of torchvision's network; "untrained" for random
             weights; None for torchvision's ImageNet weights, from torch's cache or its server. If
             neither has them the network is untrained, with a warning.
-        seed: Seed of an untrained network's weights.
 
     Raises:
         FileNotFoundError: There is no file `weights`.
@@ -62,7 +61,7 @@ class PairwiseLPIPS(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, net: Net = "vgg", weights: Path | str | None = None, seed: int = 0):
+    def __init__(self, net: Net, weights: Path | str | None = None):
         super().__init__()
         self.backbone = BACKBONES[net]
         if weights is None:
@@ -73,7 +72,7 @@ class PairwiseLPIPS(nn.Module):
             model = torchvision.models.get_model(self.backbone.model, weights=None)
         self.layers = model.features[: self.backbone.cuts[-1]].to_empty(device="cpu")
         if weights == "untrained":
-            _initialise(self.layers, seed)
+            _initialise(self.layers)
         else:
             expected = f"the state dict of torchvision's {self.backbone.model}"
             with reading(Path(weights), expected) as state:
@@ -144,9 +143,9 @@ def weights_file(url: str) -> Path | None:
     return path
 
 
-def _initialise(layers: nn.Module, seed: int) -> None:
+def _initialise(layers: nn.Module) -> None:
     """Draw weights that keep the activations' scale from layer to layer (He et al., 2015)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for layer in layers.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)

@@ -109,13 +109,12 @@ def test_small_images_are_enlarged_to_what_the_network_takes(net, enlarge):
         list(distance._taps(images(1, 3, smallest - 1)))
 
 
-def test_untrained_networks_follow_from_their_seed_alone():
+def test_untrained_networks_are_the_same_and_torch_s_own_random_numbers_stay():
     before = torch.get_rng_state()
-    first, again, other = (PairwiseLPIPS("squeeze", "untrained", seed) for seed in (1, 1, 2))
+    first, again = (PairwiseLPIPS("squeeze", "untrained") for _ in range(2))
     assert torch.equal(before, torch.get_rng_state())
     x = images(2, 3, 32)
     assert torch.equal(first.features(x), again.features(x))
-    assert not torch.equal(first.features(x), other.features(x))
 
 
 @pytest.mark.parametrize("net", sorted(BACKBONES))
