@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator
 
 from strategies.protocol.declared import (
     LARGEST,
@@ -91,12 +91,6 @@ def _numbers(lowest: int) -> AfterValidator:
 def _are_numbers(text: str, lowest: int) -> bool:
     each = [number.strip() for number in text.split(",")]
     return all(re.fullmatch("[0-9]{1,9}", one) and int(one) >= lowest for one in each)
-
-
-def _channels(number: object) -> object:
-    if type(number) is not int or number not in (0, 3):  # Python holds False for 0
-        raise ValueError("one of 0, 3")
-    return number
 
 
 def _is_cross(chosen: bool | str) -> bool:
@@ -301,7 +295,7 @@ class Settings:
     pretrained: Annotated[str, pattern("(imagenet|package:efficientnet-lite0|/.*)?", _WEIGHTS)]
     image_size: Annotated[int, bounds(0, MAX_SIDE)]
     image_fit: Literal["squash", "pad", "crop"]
-    image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
+    image_channels: Annotated[int, condition(lambda n: n in (0, 3), "one of 0, 3")]
     pixels: Literal["", "unit", "symmetric", "per-image", "imagenet", "lite"]
     seed: Annotated[int, bounds(0, LARGEST)]
     cpu_threads: Annotated[int, bounds(1, 1024)]
