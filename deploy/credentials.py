@@ -77,7 +77,7 @@ def check_key(path: Path) -> None:
     Raises:
         DeployError: The file cannot be read, or holds another kind of key.
     """
-    cure = "make another with `fedhandoff hospital key` and have it registered"
+    cure = "make a new one with `fedhandoff hospital key` and have it registered"
     _read_key(path, serialization.load_ssh_private_key, cure)
 
 
@@ -138,7 +138,8 @@ def _read_certificate(certificate: Path) -> x509.Certificate:
     except (OSError, ValueError, x509.InvalidVersion) as error:
         reason = "it is not in PEM" if isinstance(error, ValueError) else reason_of(error)
         raise DeployError(
-            f"{certificate} cannot be read as a certificate ({reason}): get or make it again."
+            f"{certificate} cannot be read as a certificate ({reason}): get it from the server's "
+            "operator, or make it with `fedhandoff server authority`."
         ) from error
     now, first, last = datetime.now(UTC), read.not_valid_before_utc, read.not_valid_after_utc
     if not first <= now <= last:

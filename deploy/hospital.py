@@ -72,15 +72,10 @@ def start_supernode(hospital: Hospital) -> None:
     folder = hospital.folder.absolute()
     store = hospital.store_dir.absolute()
     authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
-    for path, source in (
-        (authority, "get it from the server's operator"),
-        (key, "make it with `fedhandoff hospital key`"),
-        (hospital.data_dir, "give --data-dir the folder of the hospital's images"),
-    ):
-        if not path.exists():
-            raise DeployError(f"{path} does not exist: {source}.")
     end_of(authority)
     check_key(key)
+    if not (data := hospital.data_dir).exists():
+        raise DeployError(f"{data} does not exist: give --data-dir the folder of the images.")
     check_known_store(folder, hospital.name, store)
     check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch

@@ -61,11 +61,6 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
-    for file in ("ca.crt", "server.crt", "server.key"):
-        if not (folder / file).exists():
-            raise DeployError(
-                f"{folder / file} does not exist: make it with `fedhandoff server authority`."
-            )
     names_of(folder)  # a damaged file is refused at the start
     address = command_address(fleet_address, control_port)
     check_server_files(folder, split_address(address, "--fleet-address")[0])
@@ -120,15 +115,11 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
         ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
-    if not public_key.is_file():
+    if not (public_key.is_file() and read_bytes(public_key).startswith(b"ecdsa-sha2-nistp")):
         raise DeployError(
-            f"{public_key} does not exist: give the .pub file that the hospital made with "
-            "`fedhandoff hospital key`."
-        )
-    if not read_bytes(public_key).startswith(b"ecdsa-sha2-nistp"):
-        raise DeployError(
-            f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
-            "give the .pub file that the hospital made with `fedhandoff hospital key`."
+            f"{public_key} is not a file with a hospital's public key, which starts with "
+            "ecdsa-sha2-nistp384: give the .pub file that the hospital made with `fedhandoff "
+            "hospital key`."
         )
     names_of(folder)  # a damaged file is refused before the key is registered
     try:

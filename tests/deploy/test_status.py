@@ -232,6 +232,7 @@ def test_a_certificate_out_of_its_time_is_named_with_its_path_and_the_clock(
         ("what is no key", "PEM"),
         ("another authority's certificate", "local issuer"),
         ("another name's certificate", "IP address mismatch"),
+        ("a missing key", "No such file"),
     ],
 )
 def test_a_certificate_that_the_server_s_own_commands_refuse_is_refused_at_the_start(
@@ -251,6 +252,8 @@ def test_a_certificate_that_the_server_s_own_commands_refuse_is_refused_at_the_s
         (folder / "server.crt").write_bytes((other / "server.crt").read_bytes())
     if "no key" in broken:
         (folder / "server.key").write_text("hello")
+    if "missing" in broken:
+        (folder / "server.key").unlink()
     with pytest.raises(DeployError, match=rf"cannot be used \(.*{reason}.*\): server\.key must"):
         server.start_superlink(folder, "127.0.0.1:1", 2)
 
