@@ -36,7 +36,6 @@ REPLACED = (
 # Environment variables of the hospital's processes. A command line would be visible to other users
 # of the machine, and Flower passes its node-config to every process that takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
-OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or have expired
 
 
 @dataclass(frozen=True)
@@ -218,17 +217,12 @@ def check_server(server: str, authority: Path) -> None:
         ):
             pass
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code in OUT_OF_TIME:
-            raise DeployError(
-                f"The certificate of {server} is not valid now ({error.verify_message}); this "
-                f"machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock if "
-                "it is wrong; else the server's operator makes a new certificate (`fedhandoff "
-                "server authority`)."
-            ) from error
         raise DeployError(
             f"The certificate of {server} cannot be verified with {authority} "
-            f"({error.verify_message}). Get ca.crt from the server's operator again, or ask for a "
-            f"certificate for the name '{host}' (`fedhandoff server authority`)."
+            f"({error.verify_message}); this machine's clock shows "
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock if it is wrong; else get "
+            "ca.crt from the server's operator again, or ask for a new certificate for the name "
+            f"'{host}' (`fedhandoff server authority`)."
         ) from error
     except ssl.SSLError as error:
         raise DeployError(
