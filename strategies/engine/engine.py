@@ -32,7 +32,7 @@ from strategies.engine.enrolment import (
     take_first,
 )
 from strategies.engine.events import Event
-from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
+from strategies.engine.in_order import InVirtualTime, Replayed, read_turns
 from strategies.engine.run import Content, Ordered, Run
 from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import RunError
@@ -62,8 +62,7 @@ class Engine:
         self.state.shelf.durable = not run.courier.simulates
         self.times = run.settings.asynchrony
         self.exchange: Exchange[Any] = Exchange(run.courier, self._look_round)
-        if self.times.seconds:
-            run = replace(run, journal=VirtualJournal(run.journal, run.state))
+        if run.in_virtual_time:
             self.exchange = InVirtualTime(run.courier, run.settings.seed)
         if self.times.replay:
             turns = read_turns(Path(self.times.replay))
@@ -158,7 +157,7 @@ class Engine:
             del state.answers_due[hospital]
             if state.nodes[hospital] not in reachable:
                 place = {"round": state.test_round, "hop": state.hop}
-                self.run.journal.record(Event.absence("evaluate", hospital, **place))
+                self.run.record(Event.absence("evaluate", hospital, **place))
             elif batches := letters(self.run, hospital, chosen[hospital]):
                 state.answers_due[hospital] = len(batches)
                 self.exchange.post(batches)
@@ -187,7 +186,7 @@ class Engine:
                 place = {"round": state.round, "hop": visit.number or state.hop}
                 lineage = state.models[visit.model].lineage
                 event = Event.absence(visit.verb, visit.hospital, lineage=lineage, **place)
-                self.run.journal.record(event)
+                self.run.record(event)
                 self._end(visit, None)
 
     def _post(self, ordered: Ordered) -> None:
@@ -264,7 +263,7 @@ class Engine:
                     enrol(self.run, self.exchange.joining_later)
                     self._require([hospital])
                 elif delivery.failure is None:
-                    self.run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
+                    self.run.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
                     self.strategy.take_back(self.state, hospital)
 
     def _pay(self, hospital: str) -> None:
@@ -299,7 +298,7 @@ class Engine:
         event = Event.from_delivery(delivery, visit.hospital, **place)
         if useless and not model.good:  # no other copy: its maker failed
             event = failure(self.run, *refusal)
-        if self.times.seconds:
+        if self.run.in_virtual_time:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
         trained = None
@@ -358,7 +357,7 @@ class Engine:
         self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             if away and hospital in state.resting:  # a replay needs it; `Run.tell` left it out
-                run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
+                run.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
             self.strategy.take_back(state, hospital)
 
 

@@ -10,15 +10,14 @@ difference. So an answer that comes early waits here for its turn:
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from math import isnan
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import RecordDict
 
 from strategies.engine.courier import Courier, Delivery, Exchange, Letter
-from strategies.engine.events import LOG, Event, Journal, read_events
+from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.run import Ordered
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
@@ -154,21 +153,3 @@ def _turns(events: Iterable[Event]) -> Iterator[Event]:
                 raise FileError(f"'{event.hospital}' has the unknown outcome '{event.outcome:.80}'")
             if event.outcome != "useless":  # else the visit was undone
                 yield event
-
-
-@dataclass(frozen=True)
-class VirtualJournal:
-    """A journal that adds virtual times to events."""
-
-    journal: Journal  # the journal that records them
-    state: State  # state of the run, with the clock
-
-    def record(self, event: Event) -> None:
-        """Record one event, at once."""
-        now = self.state.clock
-        began = now if isnan(event.began) else event.began
-        self.journal.record(replace(event, began=began, time=now))
-
-    def round_finished(self, server_round: int) -> None:
-        """Note that all events of a round have been recorded."""
-        self.journal.round_finished(server_round)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isnan
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -100,7 +102,19 @@ class Run:
         """Record an event, unless it repeats enrolment after a resume."""
         repeats = event.outcome == "ok" and self.state.nodes.get(event.hospital) == AWAY
         if not repeats:
-            self.journal.record(event)
+            self.record(event)
+
+    def record(self, event: Event) -> None:
+        """Record an event, with virtual times if the run is in virtual time."""
+        if self.in_virtual_time:
+            now = self.state.clock
+            event = replace(event, began=now if isnan(event.began) else event.began, time=now)
+        self.journal.record(event)
+
+    @cached_property
+    def in_virtual_time(self) -> bool:
+        """Whether visits take the seconds of `async.seconds`."""
+        return bool(self.settings.asynchrony.seconds)
 
     @property
     def evaluates(self) -> bool:

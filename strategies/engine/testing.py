@@ -45,7 +45,7 @@ def begin_tests(run: Run, again: Collection[str] = ()) -> None:
     state.sampled = _sample_tests(run, holders)
     for hospital, model in holders.items():
         lineage = state.models[model].lineage
-        run.journal.record(Event("hand-off", state.round, state.hop, hospital, lineage))
+        run.record(Event("hand-off", state.round, state.hop, hospital, lineage))
 
 
 def _sample_tests(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
@@ -155,7 +155,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     reported = reported or {}
     for verb in ("ensemble", "standalone"):
         if figures := reported.get(verb):
-            run.journal.record(Event(verb, batch.round, hop, hospital, metrics=figures))
+            run.record(Event(verb, batch.round, hop, hospital, metrics=figures))
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in reported.get("", {}).items()}
     for name, parcel in batch.parcels.items():
@@ -170,7 +170,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
             epochs=label.epochs,
         )
         event = _read_refusal(event)
-        run.journal.record(event)
+        run.record(event)
         useless = event.outcome == Failure.USELESS.outcome
         if event.outcome == "ok" or useless:
             state.judgements.setdefault(parcel, {})[hospital] = useless

@@ -32,9 +32,7 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
     if model.parcel == parcel != model.good and model.good:
         good = state.shelf.label(model.good)
         state.models[name] = replace(model, parcel=model.good, round=good.round)
-        run.journal.record(
-            failure(run, parcel, by, f"{why} The lineage goes on from the copy before.")
-        )
+        run.record(failure(run, parcel, by, f"{why} The lineage goes on from the copy before."))
     return state.models[name].parcel != parcel
 
 
