@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import lru_cache
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.protocol.shapes import ShapeError, from_value
 
 RecordT = TypeVar("RecordT")
 KindT = TypeVar("KindT", ArrayRecord, ConfigRecord, MetricRecord)
@@ -54,21 +55,16 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
     Raises:
         ParcelError: A field is missing, unknown, or of the wrong type.
     """
-    wanted = _types_of(kind)  # type: ignore[arg-type]
-    if record.keys() != wanted.keys():
+    name, wanted = kind.__name__.lower(), {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    if {*record} != wanted:
         raise ParcelError(
-            f"The {kind.__name__.lower()} has the fields {sorted(record)!s:.400}; "
-            f"it must have {sorted(wanted)}."
+            f"The {name} has the fields {sorted(record)!s:.400}; it must have {sorted(wanted)}."
         )
-    given: dict[str, Any] = {**record}
-    for name, value in given.items():
-        whole, inner = wanted[name]
-        each = value if isinstance(value, list) else ()
-        if type(value) is not whole or any(type(e) not in inner for e in each):
-            raise ParcelError(
-                f"'{name}' of the {kind.__name__.lower()} is {value!r:.80}: wrong type."
-            )
-    return kind(**given)
+    try:
+        read: RecordT = from_value({**record}, kind, name)
+    except ShapeError as error:
+        raise ParcelError(f"{error}.") from error
+    return read
 
 
 def check_values(kind: str, right: Mapping[str, object]) -> None:
@@ -76,10 +72,3 @@ def check_values(kind: str, right: Mapping[str, object]) -> None:
     for name, holds in right.items():
         if not holds:
             raise ParcelError(f"'{name}' of the {kind} has an impossible value.")
-
-
-@lru_cache(maxsize=16)
-def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type of each field of a dataclass, and the types of the items of a list."""
-    types = {each.name: each.type for each in fields(kind)}
-    return {name: (get_origin(each) or each, get_args(each)) for name, each in types.items()}

@@ -68,7 +68,7 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
         raise errors[0]
 
     def convert(item: Any, key: object, of: Any) -> Any:
-        if of is float and type(item) is float:  # most of a large file
+        if _fits(item, of):  # most of a large file, or of a long list
             return item
         return from_value(item, of, f"{place}.{key}".lstrip("."), any_version=any_version)
 
@@ -94,13 +94,17 @@ def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = F
         return {key: convert(item, key, inner[1]) for key, item in value.items()}
     if kind is float and value is None:
         return nan
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if type(value) is int:
-        fits = fits and -(2**63) <= value < 2**64  # the id of a Flower node has 64 bits
-    if type(value) is str:
-        fits = fits and _is_whole(value)
-    _require(fits, value, place, _WORDS.get(kind, "something else"))
+    _require(_fits(value, kind), value, place, _WORDS.get(kind, "something else"))
     return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a text, a number, or true or false is of a type."""
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        return False
+    if type(value) is int:
+        return -(2**63) <= value < 2**64  # the id of a Flower node has 64 bits
+    return type(value) is not str or _is_whole(value)
 
 
 def restore_nan(value: Any) -> Any:

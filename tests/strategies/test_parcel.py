@@ -43,7 +43,7 @@ def test_a_label_with_another_field_is_refused():
 def test_a_label_with_another_type_is_refused():
     record = records.to_record(LABEL)
     record["round"] = "1"
-    with pytest.raises(ParcelError, match="'round' of the manifest is '1'"):
+    with pytest.raises(ParcelError, match=r"'manifest\.round' is '1'; it must be a whole number"):
         records.from_record(Manifest, record)
 
 
