@@ -57,7 +57,6 @@ def read_facts(folder: Path) -> dict[str, str]:
 def is_running(folder: Path) -> bool:
     """Whether a process runs from a folder."""
     try:
-        with open(folder / FILE, opener=open_at_once) as file:
-            return is_locked(file.fileno())
+        return is_locked(folder / FILE)
     except FileNotFoundError:
         return False

@@ -10,11 +10,11 @@ from typing import Any
 
 from pages.crate import Check, Contents, CrateError, files_below, write_crate
 from server_app.measures import participants
-from server_app.runs import is_under_way
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.archive import ArchiveError
+from strategies.protocol.files import is_locked
 from strategies.protocol.names import join_names
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
@@ -44,7 +44,7 @@ def write_run_crate(folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise CrateError(f"There is no folder {folder}.")
-    if is_under_way(folder):
+    if is_locked(folder):
         raise CrateError(f"The run of {folder} is under way: wait for its end.")
     try:
         summary = Summary.read(folder, any_version=True)

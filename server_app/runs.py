@@ -174,19 +174,8 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, _NotCompletedError):
         return f"{error!s:.{LONGEST}}"
     if isinstance(error, FileNotFoundError) and Path(error.filename).name == SUMMARY:
-        if is_under_way(path):
+        if is_locked(path):  # by `Results`
             return "is under way"
         resume = mark_ended(path)
         return "has not completed" + (f"; resume it with --run-config '{resume}'" if resume else "")
     return f"cannot be read ({error!s:.{LONGEST}})"
-
-
-def is_under_way(path: Path) -> bool:
-    """Whether a server works in the directory (`Results` locks it)."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        return is_locked(directory)
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(directory)

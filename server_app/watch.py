@@ -28,12 +28,11 @@ from server_app.enrolment import expected_count
 from server_app.live import mark_ended
 from server_app.measures import Round, is_undoing, participants
 from server_app.results import UNDER_WAY, UnderWay
-from server_app.runs import is_under_way
 from server_app.summary import LABELS, Summary, measure_round
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.console import WIDTH, duration
-from strategies.protocol.files import FileError, read_json
+from strategies.protocol.files import FileError, is_locked, read_json
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import Screen, printable
@@ -143,7 +142,7 @@ class Followed:
         """The status of the run in a few words."""
         if self.summary:
             return self.summary.status
-        if is_under_way(self.path) or time.time() - self.path.stat().st_mtime < START_UP:
+        if is_locked(self.path) or time.time() - self.path.stat().st_mtime < START_UP:
             return "under way"
         return "interrupted"
 
@@ -209,7 +208,7 @@ def _find_run(place: Path, console: Console) -> Path:
         if (place / LOG).exists():
             return place
         # A new run may have ended by now; a known one may be resumed.
-        if found := [path for path in _runs(place) if path not in known or is_under_way(path)]:
+        if found := [path for path in _runs(place) if path not in known or is_locked(path)]:
             return max(found, key=lambda path: path.stat().st_mtime)
         if not waiting:
             _say(f"No run is under way in {place}. Waiting for one.", console)

@@ -143,12 +143,19 @@ def lock_once(file: int) -> bool:
     return False
 
 
-def is_locked(file: int) -> bool:
-    """Whether a process has locked an open file, which must then be closed."""
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked a file or folder; False on a file system without locks.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    descriptor = open_at_once(str(path), os.O_RDONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
     return False
 
 

@@ -128,7 +128,7 @@ def results(tmp_path_factory):
 def _quick(monkeypatch):
     monkeypatch.setattr(watch, "LOOK", 0.0)
     monkeypatch.setattr(watch, "START_UP", 0.0)
-    monkeypatch.setattr(watch, "is_under_way", lambda path: False)
+    monkeypatch.setattr(watch, "is_locked", lambda path: False)
 
 
 def copy_of(folder, tmp_path):

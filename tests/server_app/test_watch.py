@@ -111,7 +111,7 @@ def test_lines_of_earlier_rounds_do_not_know_what_came_later(begin, events, monk
 
 def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_path, monkeypatch):
     """An older one in the folder, which has ended, is passed over. Locks end with a process."""
-    monkeypatch.setattr(watch, "is_under_way", lambda path: not (path / "summary.json").exists())
+    monkeypatch.setattr(watch, "is_locked", lambda path: not (path / "summary.json").exists())
     older = begin()
     end(older)
     status: list[int] = []
@@ -136,7 +136,7 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
 
 def test_a_run_that_is_resumed_in_the_folder_is_followed(begin, tmp_path, monkeypatch):
     at_work: list[bool] = []
-    monkeypatch.setattr(watch, "is_under_way", lambda path: bool(at_work))
+    monkeypatch.setattr(watch, "is_locked", lambda path: bool(at_work))
     results, output = begin(), io.StringIO()
     console = Console(file=output, highlight=False)
     found: list[Path] = []

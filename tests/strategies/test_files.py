@@ -1,5 +1,6 @@
 """Files that are whole or not there at all."""
 
+import fcntl
 import os
 import resource
 import signal
@@ -81,10 +82,11 @@ def test_a_full_disk_is_named_with_the_file_and_leaves_no_part(write, tmp_path):
 def test_who_only_looks_at_a_lock_stands_in_nobodys_way(tmp_path):
     looker, starter, other = (os.open(tmp_path, os.O_RDONLY) for _ in range(3))
     try:
-        assert not is_locked(looker)
+        assert not is_locked(tmp_path)
+        fcntl.flock(looker, fcntl.LOCK_SH)
         threading.Timer(0.2, os.close, [looker]).start()
         assert lock_once(starter)
-        assert is_locked(other)
+        assert is_locked(tmp_path)
         assert not lock_once(other)
     finally:
         os.close(starter)
