@@ -58,10 +58,9 @@ def read_config(path: Path) -> dict[str, Any]:
         OSError: The file cannot be read.
         FileError: The file has no settings.
     """
+    text = read_text(path, MOST)
     try:
-        return dict(from_value(_flat(read_text(path, MOST)), dict[str, Value]))
-    except FileError:
-        raise
+        return dict(from_value(_flat(text), dict[str, Value]))
     except ValueError as error:
         raise FileError(f"{path} has no settings of a run: {error}.") from error
 
