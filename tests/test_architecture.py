@@ -98,7 +98,6 @@ ALLOWED = {
         *("cryptography", "sklearn", "PIL", "tomli_w", "server_app.check"),
         *("client_app.authority.node_config", "client_app.authority.start"),
         *("strategies.protocol.code", "strategies.protocol.declared", "strategies.protocol.files"),
-        "strategies.protocol.local",
         *("strategies.protocol.names", "strategies.protocol.text"),
         *("strategies.protocol.run_config", "strategies.protocol.settings"),
     },
