@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from strategies.engine.admission import admit, admit_tested
 from strategies.engine.courier import Delivery, Letter
@@ -101,10 +102,9 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
         ensemble=ensemble and len(batches) == 1,
         final=last,
     )
-    return [
-        _letter(run, state.nodes[hospital], Batch(order, state.test_round, batch, labels, sizes))
-        for batch in batches
-    ]
+    node, round_ = state.nodes[hospital], state.test_round
+    asked = [Batch(order, round_, batch, labels, sizes) for batch in batches]
+    return [run.letter("evaluate", node, order, one, partial(_content, run, one)) for one in asked]
 
 
 def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
@@ -135,13 +135,9 @@ def _batches(parcels: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[d
         yield batch
 
 
-def _letter(run: Run, node: int, batch: Batch) -> Letter[Batch]:
-    def content() -> Content:
-        parcels = {name: run.state.strip_encoder(each) for name, each in batch.parcels.items()}
-        encoder = run.state.undelivered_encoder(batch.order.hospital)
-        return {**bundle(parcels), **encoder}
-
-    return run.letter("evaluate", node, batch.order, batch, content)
+def _content(run: Run, batch: Batch) -> Content:
+    parcels = {name: run.state.strip_encoder(each) for name, each in batch.parcels.items()}
+    return {**bundle(parcels), **run.state.undelivered_encoder(batch.order.hospital)}
 
 
 def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
