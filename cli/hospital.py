@@ -232,7 +232,7 @@ def start(
             store_dir=store_dir,
             members=members,
             policy=policy,
-            own_config=get_current_context().lookup_default("own_config") or "",
+            own_config=get_current_context().lookup_default("own_config") or {},
             node_config=node_config,
             any_code=any_code,
             runtime_port=runtime_port,

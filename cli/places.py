@@ -1,6 +1,5 @@
 """The options --hospital and --server: a folder whose file has the defaults of other options."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +40,6 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
     paths = {key: folder / expand(own[key]) for key in PATHS if key in own}
     config = {key: own[key] for key in ("dataset", "model") if key in own}
     config |= own.get(NODE_CONFIG, {})
-    written = {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
     defaults = {
         "site": own.get("name"),
         "store_dir": paths.get("store", folder / "store" if own else None),
@@ -51,12 +49,12 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
         "dataset": own.get("dataset"),
         "server": own.get("server"),
         "runtime_port": own.get("runtime-port"),
-        "own_config": " ".join(f"{key}={value}" for key, value in written.items()),
+        "own_config": config,
     }
     if (members := own.get("members")) in ("first-use", "none"):
         defaults["members"] = members if context.info_name == "start" else None
     context.default_map = {
-        key: value if isinstance(value, int) else str(value)
+        key: value if isinstance(value, int | dict) else str(value)
         for key, value in defaults.items()
         if value
     }

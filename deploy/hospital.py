@@ -5,7 +5,8 @@ import os
 import shutil
 import socket
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -51,8 +52,9 @@ class Hospital:
     members: str = "none"  # the file with the keys of all hospitals, "first-use", or "none"
     # The file of its policy; None = `policy.toml` in the folder, if there is one
     policy: Path | None = None
-    own_config: str = ""  # hospital.toml's keys of the node-config, in Flower's notation
-    node_config: str = ""  # further keys of the node-config
+    # hospital.toml's keys of the node-config
+    own_config: Mapping[str, Any] = field(default_factory=dict)
+    node_config: str = ""  # further keys of the node-config, in Flower's notation
     any_code: bool = False  # whether it also runs code that is not approved
     runtime_port: int = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
 
@@ -176,7 +178,7 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "present one away, or name another file with --policy."
             )
         paths["policy"] = policy
-    more = _parse(hospital.own_config) | _parse(hospital.node_config)
+    more = {**hospital.own_config, **_parse(hospital.node_config)}
     config = {"resident": True} | more | {"site": hospital.name}
     if hospital.members == "first-use":
         config["members"] = "first-use"

@@ -3,7 +3,6 @@
 Each is in the folder of its hospital or server (docs/deployment.md).
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,6 @@ import tomli_w
 from deploy.errors import DeployError
 from deploy.transport import split_address
 from strategies.protocol.declared import (
-    LARGEST,
     Text,
     bounds,
     condition,
@@ -20,7 +18,6 @@ from strategies.protocol.declared import (
     keys_of,
     near_miss,
     read,
-    refusal,
 )
 from strategies.protocol.files import (
     expand,
@@ -112,23 +109,17 @@ def _check(path: Path, values: dict[str, Any]) -> None:
     more = values.get(NODE_CONFIG, {})
     if not isinstance(more, dict):
         problems[NODE_CONFIG] = f"'{NODE_CONFIG}' must be a table: [{NODE_CONFIG}]."
-    elif odd := [key for key, value in more.items() if not _fits_command_line(key, value)]:
-        key = f"{NODE_CONFIG}.{odd[0]}"
-        allowed = "a number, true or false, or a text without quotes, backslashes and line breaks"
-        problems[key] = refusal(key, more[odd[0]], allowed)
+    elif more:
+        from client_app.authority.node_config import NodeConfig, OwnError  # takes a second
+
+        try:
+            NodeConfig.read(more)
+        except OwnError as error:
+            problems[NODE_CONFIG] = error.why
     if "name" in known and "name" not in own:
         problems["name"] = "The key 'name' is missing: it is the hospital's name."
     if problems:
         raise DeployError(f"{path}: " + " ".join(problems.values()))
-
-
-def _fits_command_line(key: str, value: Any) -> bool:
-    """Whether the option --node-config can have a key and a value."""
-    if isinstance(value, str):
-        fits = value.isprintable() and not {'"', "\\"} & {*value}
-    else:
-        fits = isinstance(value, int | float) and abs(value) <= LARGEST
-    return fits and bool(re.fullmatch(r"[\w.-]+", key))
 
 
 def _is_address(text: str) -> bool:

@@ -95,7 +95,7 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
         own_config=found.own_config,
         runtime_port=9095,
     )
-    assert hospital._parse(found.own_config) == {**config, "dataset": "folder"}
+    assert found.own_config == {**config, "dataset": "folder"}
     given = ("--server", "other:1", "--members", "first-use", "--any-code")
     assert call("hospital", "start", "--hospital", graz, *given)[0] == 0
     assert (started[1].server, started[1].members) == ("other:1", "first-use")
@@ -192,7 +192,7 @@ def test_a_text_of_the_node_config_may_have_letters_of_all_languages(call, graz,
         "[node-config]\n'mah.auxiliary' = '/ö/\U0001f600'"
     )
     assert call("hospital", "start", "--hospital", "graz")[0] == 0
-    assert started[0].own_config == 'mah.auxiliary="/ö/\U0001f600"'
+    assert started[0].own_config == {"mah.auxiliary": "/ö/\U0001f600"}
 
 
 def test_the_file_of_the_page_can_be_read(tmp_path):
