@@ -269,6 +269,8 @@ def _collect_received(
         public=_public(request),
         owners=torch.from_numpy(request.hospital.data.train.patients) if own else None,
         fewest=policy.sums.min_class_patients if policy else 1,
+        least_kept=policy.images.least_kept if policy else 1,
+        min_batch=policy.images.min_batch if policy else 1,
     )
 
 

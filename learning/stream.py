@@ -2,7 +2,9 @@
 
 They are a learner's `rehearsal`: `values` [m, ...], `labels` [m] and `tasks` [m], for the tasks up
 to the present one, in the hospital's own order (`task-order`). A task's share is drawn once, at
-random, so the number of kept samples does not grow with the number of visits.
+random, so the number of kept samples does not grow with the number of visits. A policy sets a least
+number of kept samples, and of replayed ones in a step (`Received`): one image alone could be read
+from the gradient.
 """
 
 from collections.abc import Mapping
@@ -21,15 +23,18 @@ def earlier_samples(kept: Mapping[str, Tensor], task: int) -> Samples | None:
     return Samples(kept["values"][before], kept["labels"][before])
 
 
-def draw_rows(count: int, share: float, seed: int, task: int) -> Tensor:
-    """The rows of a task's images that are kept, int64 [m], at least one."""
+def draw_rows(count: int, share: float, seed: int, task: int, least: int = 1) -> Tensor:
+    """The rows of a task's images that are kept, int64 [m]: a share, `least` or more, or all."""
     order = rng_for(seed, "rehearsal", task).permutation(count)
-    return torch.from_numpy(order[: max(1, round(share * count))])
+    return torch.from_numpy(order[: max(least, round(share * count))])
 
 
-def replay_size(batch: Samples, samples: Samples, kept: Samples) -> int:
-    """The number of kept samples beside a batch, so that an epoch is a pass over both sets."""
-    return max(1, round(len(batch) * len(kept) / len(samples)))
+def replay_size(batch: Samples, samples: Samples, kept: Samples, least: int) -> int:
+    """The number of kept samples beside a batch: `least`, or more.
+
+    Above `least` an epoch is a pass over both sets.
+    """
+    return max(least, round(len(batch) * len(kept) / len(samples)))
 
 
 def add_task(

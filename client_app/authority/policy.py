@@ -173,6 +173,11 @@ class ImageRules(Rules, table="images"):
     min_train_patients: TwoOrMore
     min_batch: TwoOrMore
 
+    @property
+    def least_kept(self) -> int:
+        """Least number of images that a learner keeps of a task, where a share of it is kept."""
+        return max(self.min_train_patients, self.min_batch)
+
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on the images of a training step."""
         settings = strategy.settings

@@ -65,22 +65,23 @@ class FilVer(Rehearsal):
         self.samples = encode(self.model, self.samples)
         self.kept = earlier_samples(self.received.rehearsal, self.received.task)
         share, seed, task = self.own.share, self.settings.seed, self.received.task
-        self.chosen = draw_rows(len(self.samples), share, seed, task)
+        self.chosen = draw_rows(len(self.samples), share, seed, task)  # to be sent
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The mean loss of a batch and of kept embeddings; an epoch is a pass over both."""
         new = super().observe(batch, draws)
         if self.kept is None:
             return new
-        count = replay_size(batch, self.samples, self.kept)
+        count = replay_size(batch, self.samples, self.kept, self.received.min_batch)
         old = draws.draw(self.kept, count)
         replayed = functional.cross_entropy(self.classify(old.images, draws), old.labels)
         return (len(batch) * new + count * replayed) / (len(batch) + count)
 
     def rehearsal(self) -> dict[str, Tensor]:
         """(µ, log σ, y), or (f(x), y), of a share of each task's images."""
-        kept = self.received.rehearsal
-        return add_task(kept, self.samples, self.chosen, self.received.task)
+        share, seed, task = self.own.share, self.settings.seed, self.received.task
+        rows = draw_rows(len(self.samples), share, seed, task, self.received.least_kept)
+        return add_task(self.received.rehearsal, self.samples, rows, task)
 
 
 @torch.no_grad()

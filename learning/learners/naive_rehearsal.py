@@ -39,7 +39,7 @@ class NaiveRehearsal(Learner):
         """The loss of a batch [N] and of kept images beside it."""
         if self.kept is None:
             return super().observe(batch, draws)
-        count = replay_size(batch, self.samples, self.kept)
+        count = replay_size(batch, self.samples, self.kept, self.received.min_batch)
         old = draws.draw(self.kept, count)
         logits = self.model(draws.view(concatenate([batch, old]).images))
         new = self.cross_entropy(logits[: len(batch)], batch.labels)
@@ -49,5 +49,5 @@ class NaiveRehearsal(Learner):
     def rehearsal(self) -> dict[str, Tensor]:
         """A share of each task's images, and their labels."""
         share, seed, task = self.own.share, self.settings.seed, self.received.task
-        rows = draw_rows(len(self.samples), share, seed, task)
+        rows = draw_rows(len(self.samples), share, seed, task, self.received.least_kept)
         return add_task(self.received.rehearsal, self.samples, rows, task)

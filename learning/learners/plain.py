@@ -35,6 +35,8 @@ class Received:
     # int64 [n], the patient of each of the hospital's training images; None: each is a patient
     owners: Tensor | None = None
     fewest: int = 1  # least number of patients behind a mean of a class that leaves
+    least_kept: int = 1  # least number of images that are kept of a task
+    min_batch: int = 1  # least number of the hospital's images in a step, kept or new
 
 
 class Learner:

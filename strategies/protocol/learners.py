@@ -9,9 +9,7 @@ OtherLearner = Literal["lwf", "mah", "oewc", "pass", "saliency", "ser", "twf"]
 # average.
 WITH_MEMORY = frozenset({"cwc", "fedspace", "icarl", "mah", "twf"})
 # Visits train on kept images: `reservoir.*`.
-WITH_RESERVOIR = frozenset(
-    {"agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "mah", "ser", "twf"}
-)
+WITH_RESERVOIR = frozenset({"agem", "der", "derpp", "er", "er-ace", "fdr", "icarl", "mah", "twf"})
 BY_TASK = frozenset({"agem", "fdr"})  # keep `reservoir.size` / `tasks` images of each task
 # Visits need layers, rotated images or a saliency of images, and so cannot train on features.
 NEED_IMAGES = frozenset({"fedbn", "fedspace", "fil-ver", "fil-ver-encoder", "pass", "ser", "twf"})

@@ -12,6 +12,7 @@ from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, PolicyError
 from client_app.run import count_visit
 from client_app.store import Store, disk_used
+from learning.augmentation import Draws
 from learning.learners.plain import Learner
 from learning.models import Architecture
 from strategies.protocol.code import code_hash
@@ -51,6 +52,27 @@ def test_a_usual_run_trains_on_them(tmp_path):
 def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog):
     assert {answer.error.code for answer in visited(tmp_path, **config)} == {Failure.POLICY}
     assert rule in caplog.text
+
+
+def test_a_share_of_a_task_is_never_a_few_images(tmp_path, monkeypatch):
+    """A share of 1e-9 kept one image and replayed it at each step. The policy says 40 and 8."""
+    drawn = []
+    draw = Draws.draw
+
+    def note(draws, samples, count):
+        drawn.append((count, len(samples)))
+        return draw(draws, samples, count)
+
+    monkeypatch.setattr(Draws, "draw", note)
+    victim = Victim(tmp_path, SIZES)
+    config = {"learner": "rehearsal", "rehearsal__share": 1e-9, "tasks": 2, "task_cut": "permuted"}
+    victim.place.run_config |= run_config(strategy="cwt", num_server_rounds=2, **config)
+    for task in (1, 2):
+        model = victim.constant(0)
+        answer = victim.ask("train", model, learner="rehearsal", epochs=1, task=task)
+        assert not answer.has_error(), answer.error
+    counts, kept = zip(*drawn, strict=True)
+    assert (min(counts), {*kept}) == (8, {40})
 
 
 def test_a_server_does_not_choose_means_of_few_images(tmp_path, caplog):

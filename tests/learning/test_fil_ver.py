@@ -8,6 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
+from learning.augmentation import Draws
 from learning.errors import ModelError
 from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, draw, encode
 from learning.learners.naive_rehearsal import NaiveRehearsal
@@ -178,6 +179,37 @@ def test_naive_rehearsal_keeps_images_and_remembers():
     assert found[NaiveRehearsal] > found[Plain]
     assert kept == {}
     assert found[NaiveRehearsal] > 0.9
+
+
+@pytest.mark.parametrize("kind", [FilVer, NaiveRehearsal])
+@pytest.mark.parametrize(
+    ("limits", "kept", "replayed"), [((1, 1), 1, 1), ((10, 5), 10, 5), ((90, 5), 60, 16)]
+)
+def test_a_small_share_keeps_and_replays_the_least_number(
+    kind, limits, kept, replayed, monkeypatch
+):
+    """Limits on kept images and on a step, for a task of 60 images and a batch of 16.
+
+    Of 10 kept images an epoch would replay 16 · 10 / 60 = 3 beside a batch.
+    """
+    config = settings(model="vee", filver__share=1e-9, rehearsal__share=1e-9)
+    limits = dict(zip(("least_kept", "min_batch"), limits, strict=True))
+    model = network()
+    first = kind(model, spots(60, 1), config, Received(task=1, **limits))
+    memory = first.rehearsal()
+    assert len(memory["labels"]) == kept
+    later = kind(model, spots(60, 2), config, Received(task=2, rehearsal=memory, **limits))
+    drawn = []
+
+    def note(_, old, count):
+        drawn.append(count)
+        return old
+
+    monkeypatch.setattr(Draws, "draw", note)
+    later.observe(later.samples[torch.arange(16)], draws(0))
+    assert drawn == [replayed]
+    if kind is FilVer:
+        assert len(first.chosen) == 1  # the run decides on the number that leaves
 
 
 def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
