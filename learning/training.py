@@ -41,7 +41,7 @@ def train(
         deadline: Time limit, on the clock of `time.monotonic`.
         after_epoch: Called at the end of each epoch with its number, from 1.
         progress: Called after every step with the numbers of finished and of all images.
-        fewest: Fewest different images of a step.
+        fewest: Fewest different images of a step (see also `Learner.counted`).
         private: The steps of DP-SGD, which draw their own images and ignore `fewest`; the network
             has passed `check_network`.
 
@@ -70,7 +70,7 @@ def train(
                 cut = private.batches()
             else:
                 order = epoch_order(samples.labels, settings, generator)
-                cut = batches(order, settings.batch_size, fewest)
+                cut = batches(order, settings.batch_size, fewest, learner.counted)
             seen = sum(map(len, cut))
             most = done + (epochs + 1 - epoch) * seen
             for batch in cut:
@@ -127,13 +127,26 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
     return torch.randperm(len(labels), generator=generator)
 
 
-def batches(order: Tensor, size: int, fewest: int = 2) -> list[Tensor]:
+def batches(order: Tensor, size: int, fewest: int = 2, counted: int | None = None) -> list[Tensor]:
     """The images [n], cut into batches of `size`.
 
     A batch of fewer than `fewest` different images joins the batch before: BatchNorm cannot train
     on one image, and a manipulated model can learn from one step alone. The first batch joins the
     second.
+
+    Args:
+        order: Numbers of the images.
+        size: Images of a batch.
+        fewest: Fewest different images of a batch.
+        counted: Only images with a number below it count for `fewest`; None: all count. The others
+            fill the batches. The last of them are left out if there are too many.
     """
+    if counted is not None:
+        own, others = order[order < counted], order[order >= counted]
+        each = max(fewest, size * len(own) // len(order))
+        own_parts = batches(own, each, fewest)
+        other_parts = others[: len(own_parts) * max(0, size - each)].tensor_split(len(own_parts))
+        return [torch.cat(parts) for parts in zip(own_parts, other_parts, strict=True)]
     cut: list[Tensor] = []
     repeats = len(order.unique()) < len(order)
     for batch in order.split(size):

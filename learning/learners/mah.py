@@ -26,7 +26,9 @@ Deviations:
  1. The authors' code ranks all outputs by the number of images of a class with their largest logit
     there. A class without any gets the first free output. Here Eq. 2.5 decides.
  2. Their code applies Eq. 2.5 to augmented images, this code to plain ones; both in eval mode.
- 3. Classes are those that a hospital has. Where hospitals differ, a model gets the other classes
+ 3. With a policy each step has `images.min-batch` images of the task or more. Then an epoch leaves
+    out auxiliary images that exceed `train.batch-size`, others in each epoch.
+ 4. Classes are those that a hospital has. Where hospitals differ, a model gets the other classes
     later, by the same rule. Its first task is the one at its first hospital.
 """
 
@@ -87,6 +89,8 @@ class MAH(DERpp):
             matches = public.labels[:, None] == self.auxiliary.where(left, REAL - 1)  # [n, K]
             held = public[matches.any(dim=1)]
             labels = matches[matches.any(dim=1)].int().argmax(dim=1)
+            if self.received.min_batch > 1:  # public images do not hide own ones
+                self.counted = len(self.samples)
             self.samples = concatenate([self.samples, Samples(held.images, labels)])
 
     @classmethod

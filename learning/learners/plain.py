@@ -55,6 +55,8 @@ class Learner:
         needs: The kind of network that the learner trains, and the refusal of others.
         optimizer: The optimizer's state after training, if it travels (training.py writes it).
         archive: The setting for a file of public images, if the learner uses one.
+        counted: Number of own images, the first of `samples`, if they alone count for the least
+            number of images in a step; None if all images count.
         warm_up: Epochs before the first of the visit, with the numbers 0 and below.
         withholds: Whether the keys of `local` do not travel.
         copies: Copies of the weights in a visit: networks from before, importances, anchors.
@@ -65,6 +67,7 @@ class Learner:
     own: Any
     needs: tuple[type[nn.Module], str] = nn.Module, ""
     archive = ""
+    counted: int | None = None
     warm_up = 0
     withholds = True
     copies = 0

@@ -186,6 +186,38 @@ def test_a_step_trains_on_both_and_keeps_the_task_alone():
     assert torch.equal(kept["auxiliary"], learner.auxiliary.expand(2, -1))
 
 
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize("balance", ["none", "sampler"])
+def test_public_images_do_not_fill_a_step(one_pass, balance, monkeypatch):
+    """24 own images beside 400 public ones: with a policy a step has eight own ones, new or kept.
+
+    Own images have pixels of their own.
+    """
+    new, kept = [], []
+    observe = MAH.observe
+
+    def note(learner, batch, draws):
+        new.append(len(batch.images[batch.labels == 0].unique()))
+        kept.append(len(learner.reservoir))
+        return observe(learner, batch, draws)
+
+    monkeypatch.setattr(MAH, "observe", note)
+    own = Samples(torch.arange(24, dtype=torch.uint8).view(-1, 1, 1, 1), torch.zeros(24).long())
+    received = Received(public=pixels(*[10, 11] * 200), min_batch=8)
+    chosen = {"derpp__one_pass": one_pass, "train__class_balance": balance}
+    learner = learner_of(MAH, linear(0.3, -0.2, 0.1), own, received, **chosen)
+    config, soon = settings(train__batch_size=16, **chosen).train, time.monotonic() + 60
+    train(learner, config, 1, np.random.default_rng(0), soon, fewest=8)
+    assert len(new) > 2
+    assert min(new) >= 8
+    assert min(kept[1:]) >= 8
+
+
+def test_without_a_policy_public_images_are_images_like_others():
+    learner = mah(linear(0.3, -0.2, 0.1), pixels(0, 0), (10, 11))
+    assert (learner.counted, len(learner.samples)) == (None, 4)
+
+
 def test_of_one_kept_image_alone_nothing_is_replayed():
     """BatchNorm cannot train on it; it was kept in a batch of auxiliary images but for it."""
     kept = {

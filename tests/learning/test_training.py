@@ -160,6 +160,35 @@ def test_a_draw_with_replacement_gives_a_step_as_many_different_images(rare):
     assert [each.tolist() for each in batches(order, 4, 4)] == [rare, order[8:].tolist()]
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "size", "steps", "largest"),
+    [
+        (200, 50_000, 8, 25, 8),
+        (200, 50_000, 32, 25, 32),
+        (205, 600, 32, 25, 37),
+        (60, 4, 16, 4, 16),
+    ],
+)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_images_that_do_not_count_do_not_fill_a_step(own, others, size, steps, largest, repeats):
+    """Each step has 8 own images; an epoch has each of them once."""
+    count, generator = own + others, torch.Generator().manual_seed(0)
+    order = torch.randperm(count, generator=generator)
+    if repeats:
+        drawn = torch.randint(20, (own,), generator=generator)
+        order = torch.cat([drawn, order[order >= own]])
+    cut = batches(order, size, 8, own)
+    assert min(len(each[each < own].unique()) for each in cut) >= 8
+    used = torch.cat(cut)
+    assert used[used < own].sort().values.equal(order[order < own].sort().values)
+    assert len(used[used >= own].unique()) == (used >= own).sum()
+    if not repeats:
+        assert (len(cut), max(map(len, cut))) == (steps, largest)
+    assert [each.tolist() for each in batches(order, size, 8, count)] == [
+        each.tolist() for each in batches(order, size, 8)
+    ]
+
+
 def test_class_weights_by_hand():
     """Six labels of two classes, three for each: 3/4 for each of 4 images, 3/2 for each of 2."""
     weights = class_weights(torch.tensor([0, 0, 3, 0, 3, 0]))
