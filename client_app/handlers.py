@@ -129,7 +129,6 @@ def test(message: Message, context: Context) -> Message:
     for name, parcel in parcels.items():
         try:
             network, label, _ = unpack(request, parcel, tested=True)
-            Judge(request, network, label)
             of_model = details if name in newest else None
             outputs, figures = _test_model(disclosure, of_model, network, label, images)
         except REFUSED as error:  # the other models are tested all the same
@@ -165,6 +164,8 @@ def _test_model(
     with request.clock.measure("evaluate"):
         model = disclosure.fingerprint(network, label)
         disclosure.admit(model, label)
+    Judge(request, network, label)  # after the count: layers that stay here decide, too
+    with request.clock.measure("evaluate"):
         scores = probabilities(network, images, request.clock.deadline)
     per_class = request.hospital.settings.evaluate.per_class
     figures = disclosure.test_figures(model, scores, per_class=per_class)

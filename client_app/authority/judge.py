@@ -8,7 +8,7 @@ guarantee.
 
 from torch import nn
 
-from client_app.request import Request
+from client_app.request import Inquiry
 from learning.errors import DivergedError
 from learning.judgement import (
     HOPELESS,
@@ -36,7 +36,7 @@ class Judge:
     """
 
     def __init__(
-        self, request: Request, network: nn.Module, label: Manifest, images: Samples | None = None
+        self, request: Inquiry, network: nn.Module, label: Manifest, images: Samples | None = None
     ) -> None:
         self.request, self.network = request, network
         hospital = request.hospital

@@ -342,6 +342,17 @@ def test_two_cuts_of_the_same_images_are_two_questions(tmp_path):
     assert refused == [False, True, False]
 
 
+def test_a_model_of_no_use_is_counted_before_it_is_judged(tmp_path):
+    """Layers that stay here decide, too: exact answers about them are as few as tested models."""
+    victim = Victim(tmp_path, (100, 100), f"{OPEN}[figures]\nmax-models = 2\n")
+    weights = np.random.default_rng(0).normal(size=(2, PIXELS))
+    parcels = {f"m{k}": victim.linear((k + 1) * 1e4 * weights, [0.0, 0.0]) for k in range(3)}
+    told = victim.figures(parcels)
+    expected = [Failure.USELESS, Failure.USELESS, Failure.POLICY]
+    assert [each["refused"] for each in told] == expected
+    assert victim.figures({"again": parcels["m0"]})[0]["refused"] == Failure.USELESS
+
+
 @pytest.mark.parametrize("rule", ["smallest-group = 9", "max-models = 999", "max-detailed = 9"])
 def test_another_rule_is_another_question(rule, tmp_path):
     victim = Victim(tmp_path, SINGLE)
