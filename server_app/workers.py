@@ -52,9 +52,10 @@ class WorkersGrid(LocalGrid):
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer arrives, at most `seconds`; then send waiting messages."""
-        busy = {worker.wire.connection: worker for worker in self.workers.busy()}
-        for connection in wait([*busy], seconds):  # `select` knows only descriptors below 1024
-            worker = busy[connection]
+        busy = self.workers.busy()
+        # `select` knows only descriptors below 1024.
+        ready = wait([worker.wire.connection for worker in busy], seconds)
+        for worker in (each for each in busy if each.wire.connection in ready):
             assert worker.message is not None
             number = worker.message.metadata.message_id
             self._answers[number] = self.workers.receive(worker)

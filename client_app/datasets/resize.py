@@ -25,7 +25,7 @@ class Form:
     # "squash" resizes each side on its own. "pad" keeps the proportions, shrinks larger images, and
     # fills the border with black. "crop" keeps the proportions and the middle of the longer side
     fit: Literal["squash", "pad", "crop"] = "squash"
-    channels: Literal[0, 3] = 0  # 3 = grey images get three equal channels; 0 = unchanged
+    channels: int = 0  # 3 = grey images get three equal channels; 0 = unchanged
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Form":
