@@ -212,22 +212,28 @@ class Sureness:
     # depend on the answers.
     bootstrap: Bootstrap | None = None
 
+    @cached_property
+    def worth(self) -> dict[str, float]:
+        """`Shares.worth`; without a bootstrap rounded for release, down to powers of √2."""
+        worth = self.outcome.shares.worth
+        return worth if self.bootstrap else {name: round_down(each) for name, each in worth.items()}
+
     def estimate_share(self, name: str, value: float) -> Estimate:
         """The estimate of a share in `Outcome.shares` around a value."""
         shares = self.outcome.shares
         drawn = self.bootstrap.shares[:, shares.names.index(name)] if self.bootstrap else None
-        return self._estimate(name, value, drawn, shares.worth[name])
+        return self._estimate(name, value, drawn, self.worth[name])
 
     def estimate_calibration_error(self, value: float) -> Estimate:
         """The estimate of the expected calibration error around a value."""
         drawn = self.bootstrap.calibration_error if self.bootstrap else None
-        return self._estimate("accuracy", value, drawn, self.outcome.shares.worth["accuracy"])
+        return self._estimate("accuracy", value, drawn, self.worth["accuracy"])
 
     def estimate_auroc(self, value: float) -> Estimate:
         """The estimate of the mean AUROC over the classes in the test images, around a value."""
         shares, sums = self.outcome.shares, []
         names = [shares.names[place] for place in shares.recalls]
-        total = sum(shares.worth[name] for name in names)
+        total = sum(self.worth[name] for name in names)
         if self.bootstrap is None:
             values, alike = [value] * len(names), np.ones((len(names), len(names)))
         else:
@@ -235,8 +241,8 @@ class Sureness:
             values = areas(self.outcome.scores, labels, np.ones((len(labels), 1)))[0].tolist()
             alike = _correlation(self.bootstrap.areas)
         for k, (name, area) in enumerate(zip(names, values, strict=True)):
-            error = auroc_error(area, shares.worth[name], total - shares.worth[name])
-            least = area * (1 - area) / error**2 if error else shares.worth[name]
+            error = auroc_error(area, self.worth[name], total - self.worth[name])
+            least = area * (1 - area) / error**2 if error else self.worth[name]
             drawn = self.bootstrap.areas[:, k] if self.bootstrap else None
             sums.append(self._estimate(name, area, drawn, least, inf))
         return combine([1 / len(names)] * len(names), sums, alike)
@@ -246,7 +252,7 @@ class Sureness:
     ) -> Estimate:
         """An estimate over the images of a share, from values in resamples [B] if there are any."""
         if drawn is None:
-            return wilson(value, round_down(least))
+            return wilson(value, max(least, 1.0))
         shares = self.outcome.shares
         images = shares.images[shares.names.index(name)]  # [G]
         drawn, patients = drawn[np.isfinite(drawn)], int(np.count_nonzero(images))
@@ -258,14 +264,17 @@ class Sureness:
         return wilson(value, number, inf if images.max() <= 1 else patients - 1)
 
     def correlation(self, other: "Sureness | None" = None) -> Floats:
-        """The correlations of the recalls' errors, of both models if there is another one."""
+        """The correlations of the recalls' errors, of both models if there is another one.
+
+        Without a bootstrap they are rounded for release, to quarters.
+        """
         models = [self, other] if other else [self]
         if self.bootstrap is None:
             count = len(self.outcome.shares.recalls)
             alike = np.eye(count * len(models))
             for k, each in enumerate(models):
                 place = slice(k * count, (k + 1) * count)
-                alike[place, place] = each.outcome.shares.correlations()
+                alike[place, place] = (4 * each.outcome.shares.correlations()).round() / 4
             return alike
         columns = [
             each.bootstrap.shares[:, each.outcome.shares.recalls]

@@ -15,7 +15,8 @@ Each count has normal noise with the standard deviation
     d m sqrt(TABLES · D) / SEPARATION
 
 and becomes a share of three digits. All that leaves follows from these shares, and is consistent
-(client_app.release.agreement). m is the largest number of images of a patient. d is the largest
+(client_app.release.agreement). m is the largest number of images of a patient, rounded up to a
+power of √2, since the size of the noise leaves (`accuracy-noise`). d is the largest
 change of a table by one image, in Euclidean length: √2 for the answers, where one cell loses the
 image and another gains it; 1 and √(K − 1) for the next two tables, with K classes; 2 for the bins;
 and 2/n for the calibration error of n images. So all tables of any D models together separate two
@@ -28,8 +29,8 @@ training image determines it, and it can leave.
 An interval also reveals something of patients. So a deployment does not use the bootstrap. It uses
 the interval of the released figures, widened by their noise, for the case that all images of a
 patient are right or all are wrong. This interval depends only on the number of images of each
-patient; no model changes it. The effective number of patients is rounded down to a power of √2, and
-numbers of images are rounded as in disclosure.py.
+patient; no model changes it. The effective number of patients is rounded down to a power of √2, the
+correlation of two classes to quarters, and numbers of images are rounded as in disclosure.py.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ from client_app.authority.policy import PolicyError
 from client_app.errors import line_of
 from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised
-from client_app.release.noise import COARSEST, SEPARATION
+from client_app.release.noise import COARSEST, SEPARATION, round_up
 from client_app.request import log_once
 from client_app.run import count_model
 from learning.assessment import (
@@ -55,7 +56,6 @@ from learning.assessment import (
     Sureness,
     count_above,
     operating_point,
-    round_down,
 )
 from learning.errors import DivergedError
 from learning.evaluation import probabilities
@@ -104,7 +104,7 @@ class Details:
         data = disclosure.data
         self.seen: Samples = data.train[torch.from_numpy(disclosure.training_rows)]
         patients = data.train.patients[disclosure.training_rows]
-        self._most_seen = int(np.unique(patients, return_counts=True)[1].max())
+        self._most_seen = round_up(np.unique(patients, return_counts=True)[1].max())
         self._labels = disclosure.labels.cpu().numpy()
         self._patients = np.unique(disclosure.patients, return_inverse=True)[1]
         self._classes = np.unique(self._labels)
@@ -236,7 +236,7 @@ class Details:
         """The standard deviation of the noise if one image changes a table by 1; 0 = exact."""
         if not self._noised:
             return 0.0
-        most = int(np.bincount(self._patients).max())
+        most = round_up(np.bincount(self._patients).max())
         return most * sqrt(TABLES * self._noised.rules.max_detailed) / SEPARATION
 
     def _release_table(
@@ -319,8 +319,9 @@ class Details:
         if name == CALIBRATION:
             return sureness.estimate_calibration_error(share)
         if name.startswith(IN_BIN) and self._noised:  # the model decides the images in a bin
-            part = tables.counts[f"images-in-bin-{name.removeprefix(IN_BIN)}"] / len(self._labels)
-            return wilson(share, round_down(part * sureness.outcome.shares.worth["accuracy"]))
+            images = tables.counts[f"images-in-bin-{name.removeprefix(IN_BIN)}"]
+            part = images / self.disclosure.number(self.disclosure.strata)
+            return wilson(share, max(part * sureness.worth["accuracy"], 1.0))
         return sureness.estimate_share(name, share)
 
     def _gain(self, judged: Judged) -> dict[str, float]:

@@ -92,7 +92,12 @@ def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
     }
 
 
+def round_up(number: float) -> float:
+    """A number above 0, rounded for release: up to a power of √2."""
+    return 2.0 ** (math.ceil(2 * math.log2(number)) / 2)
+
+
 def step_of(effect: float, models: int = 0) -> float:
     """The step between values of a figure, which is also the standard deviation of its noise."""
-    effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
+    effect = round_up(effect)
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / SEPARATION)

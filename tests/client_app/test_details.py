@@ -168,8 +168,8 @@ HALF = [0, 1, 1, 0] * 100  # wrong about half of [0, 1] * 200, in each class
 
 @pytest.mark.slow
 def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
-    """The noise in a cell is √2 · √(5 · 20) / 4 images, and 3 times that if a patient has three."""
-    for times, groups in ((1, None), (3, [0, 0, 0, *range(1, 398)])):
+    """The noise in a cell is √2 · √(5 · 20) / 4 images, and 4 times that if a patient has three."""
+    for times, groups in ((1, None), (4, [0, 0, 0, *range(1, 398)])):
         figures = details(tmp_path, [0, 1] * 200, groups, "figures.max-detailed = 20")
         told = [each["answers-1-of-class-1"] for each in repeatedly(figures, saying(HALF), 100)]
         assert np.std(told) == pytest.approx(times * np.sqrt(2 * 5 * 20) / SEPARATION, rel=0.25)
@@ -199,6 +199,26 @@ def test_intervals_of_a_deployment_hold_what_is_true_without_noise(tmp_path):
         )
     recalls = [np.mean([each[f"recall-of-class-{k}"] for k in (0, 1)]) for each in told]
     assert [each["balanced-accuracy"] for each in told] == pytest.approx(recalls)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([0, 0, 0, *range(3, 512)], [0, 0, 0, 0, *range(4, 512)]),  # three images of one, or four
+        ([*range(256), *range(20), *range(276, 512)], [*range(256), *range(24), *range(280, 512)]),
+    ],
+)
+def test_no_figure_tells_the_exact_numbers_of_images_of_patients(tmp_path, one, other):
+    """Neither the most images of one patient, nor the number of patients with both classes."""
+    labels = [0] * 256 + [1] * 256
+    for groups in (one, other):
+        figures = details(tmp_path, labels, groups, policy="")
+        figures.disclosure.request.run.folder.joinpath("detailed").unlink(missing_ok=True)
+        told = told_of(figures, said(saying([0, 1, 1, 1] * 128)))
+        assert "accuracy-noise" in told
+        if groups is one:
+            first = told
+    assert told == first
 
 
 def drawn(seed, most=40):

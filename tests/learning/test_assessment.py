@@ -132,3 +132,16 @@ def test_of_twenty_intervals_about_one_misses():
         found = sureness.estimate_share("accuracy", right.mean())
         hits += found.low <= 0.9 <= found.high
     assert hits / 60 > 0.95 - 2.5 * np.sqrt(0.95 * 0.05 / 60)
+
+
+@pytest.mark.parametrize("area", [0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
+def test_without_a_bootstrap_intervals_tell_no_exact_number_of_patients(area):
+    """Of 100 or 110 patients a class has 90.5, whatever the AUROC."""
+    told = []
+    for size in (100, 110):
+        labels, patients = np.repeat([0, 1], size), np.arange(2 * size)
+        scores = np.full((2 * size, 2), 0.5)
+        sureness = Sureness(Outcome(scores, labels, patients, np.array([0.5, 0.5])))
+        told.append([sureness.estimate_auroc(area), sureness.worth])
+    assert told[0][0] == told[1][0]
+    assert {*told[0][1].values()} == {*told[1][1].values()} == {2**6.5, 2**7.5}
