@@ -42,6 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.authority.policy import PolicyError
+from client_app.datasets.pool import Indices
 from client_app.errors import line_of
 from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised
@@ -305,15 +306,26 @@ class Details:
 
     @property
     def _patient_counts(self) -> dict[str, float]:
-        """The numbers of patients of the test images; empty if unknown."""
-        if self.disclosure.data.test.groups is None:
+        """The numbers of patients of the test images; empty if unknown.
+
+        With tasks, a deployed hospital counts patients as it counts images: the number of each
+        class in each task is rounded. A patient counts once in each.
+        """
+        disclosure = self.disclosure
+        if disclosure.data.test.groups is None:
             return {}
+
+        def count(rows: Indices) -> float:
+            if self._noised and disclosure.tasks is not None:
+                cells = np.stack([disclosure.strata[rows], self._patients[rows]])
+                return disclosure.number(np.unique(cells, axis=1)[0])
+            return disclosure.round_count(len(np.unique(self._patients[rows])))
+
         of_class = {
-            f"patients-of-class-{k}": float(len(np.unique(self._patients[self._labels == k])))
+            f"patients-of-class-{k}": count(np.flatnonzero(self._labels == k))
             for k in self._classes
         }
-        counts = {"num-patients": float(len(np.unique(self._patients))), **of_class}
-        return {name: self.disclosure.round_count(count) for name, count in counts.items()}
+        return {"num-patients": count(np.arange(len(self._labels))), **of_class}
 
     def _estimate(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:

@@ -221,6 +221,27 @@ def test_no_figure_tells_the_exact_numbers_of_images_of_patients(tmp_path, one, 
     assert told == first
 
 
+@pytest.mark.parametrize(("policy", "told_of_all"), [("", 60), (None, 48)])
+def test_patients_are_rounded_in_each_class_of_each_task(tmp_path, policy, told_of_all):
+    """Of tasks that a server chooses: 16 patients with one image in each of three tasks.
+
+    Rounded once, 48 patients would be 50, and the server would learn a rounded number of each union
+    that it chooses. One owner learns the exact number: 16, or 48 without names of patients.
+    """
+    labels, tasks = [0] * 48, np.repeat([1, 2, 3], 16)
+    for groups, exact in (([*range(48)], 48), ([*range(16)] * 3, 16)):
+        figures = details(tmp_path, labels, groups)
+        data = figures.disclosure.data
+        data = replace(data, test=replace(data.test, tasks=tasks))
+        figures.disclosure.request.hospital.data = data
+        if policy is not None:
+            figures.disclosure.request.hospital.policy = Policy.read()
+        figures = Details(open_disclosure(figures.disclosure.request))
+        told = figures._patient_counts
+        assert told["num-patients"] == (exact if policy is None else told_of_all)
+        assert told["patients-of-class-0"] == told["num-patients"]
+
+
 def drawn(seed, most=40):
     """A hospital's labels, and what two models of unequal skill say of them."""
     rng = np.random.default_rng(seed)
