@@ -22,8 +22,8 @@ simulation has one owner, and its figures are exact):
 - Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
   power of sqrt(2), so that steps do not reveal these numbers.
 - If images arrive in tasks, the server chooses the tasks. So every rule on the patients of a class
-  counts the class separately in each task. Numbers of images are sums of rounded numbers. The
-  accuracies of all tasks together reveal as much of a patient as the accuracy alone.
+  counts the class separately in each task. Numbers of images and patients are sums of rounded
+  numbers. The accuracies of all tasks together reveal as much of a patient as the accuracy alone.
 - A training loss is a figure of the same kind. It is the mean loss of at most IMAGES training
   images. Each loss is clipped at WORST times the loss of guessing.
 - Prototypes, the class means of features, are figures of the same kind. Each patient counts once in
@@ -424,9 +424,9 @@ class Noised(Disclosure):
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that cover enough patients.
 
-        The number of linked embeddings is rounded to whole groups, other figures to two digits. A
-        figure that was not measured, or is not finite, stays here. If the rows include images of
-        small classes, all figures stay here.
+        The share of linked embeddings is one of two numbers that are rounded to whole groups. Other
+        figures are rounded to two digits. A figure that was not measured, or is not finite, stays
+        here. If the rows include images of small classes, all figures stay here.
         """
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
@@ -440,7 +440,8 @@ class Noised(Disclosure):
         enough = self._keep_large(figures, about, patients)
         answer = {name: _two_digits(figure) for name, figure, _ in enough}
         if (linked := "embedding-linked") in answer:
-            answer[linked] = min(self.round_count(figures[linked] * patients) / patients, 1.0)
+            share = self.round_count(figures[linked] * patients) / self.round_count(patients)
+            answer[linked] = min(share, 1.0)
         return answer
 
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:

@@ -206,6 +206,17 @@ def test_figures_of_embeddings_are_about_enough_patients(patients, leave, tmp_pa
     assert Exact(figures.request).embedding_figures(EMBEDDINGS, rows) == EMBEDDINGS
 
 
+@pytest.mark.parametrize("linked", [0, 10, 20])
+def test_linked_embeddings_tell_no_exact_number_of_patients(linked, tmp_path):
+    """Of 48 patients and of 52 the same leaves: ten of fifty."""
+    figures = of(tmp_path, [0, 1] * 200)
+    told = [
+        figures.embedding_figures({"embedding-linked": linked / count}, np.arange(count))
+        for count in (46, 48, 52, 54)
+    ]
+    assert told == [{"embedding-linked": linked / 50}] * 4
+
+
 def test_no_figure_of_embeddings_is_about_a_class_of_few_patients(tmp_path):
     """Class 1 has five patients."""
     labels, groups = [0] * 200 + [1] * 5, [*range(205)]
