@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, Ruling, uphold
 from client_app.datasets import LocalData
-from client_app.datasets.pool import large_class_rows
+from client_app.datasets.pool import large_class_rows, least_patients
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from gan.presets import choose_preset
@@ -113,8 +113,13 @@ def _run_rulings(policy: Policy, settings: Settings, data: LocalData) -> Iterato
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
     """The ruling on the number of training patients: a model can tell few patients apart.
 
-    Only patients of classes that appear in figures count. So no small class decides a refusal.
+    Only patients of classes that appear in figures count. So no small class decides a refusal. A
+    server chooses the classes of a task, so their patients count in whole groups.
     """
-    owners = data.train.patients
-    large = large_class_rows(owners, data.train.strata, policy.figures.smallest_group)
-    return policy.images.ruling("min-train-patients", len(np.unique(owners[large])))
+    owners, strata, group = data.train.patients, data.train.strata, policy.figures.smallest_group
+    large = large_class_rows(owners, strata, group)
+    if data.train.tasks is None:
+        count = len(np.unique(owners[large]))
+    else:
+        count = least_patients(owners[large], strata[large], group)
+    return policy.images.ruling("min-train-patients", count)

@@ -115,3 +115,16 @@ def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indic
     count = labels.max(initial=0) + 1
     classes = np.unique(patients * count + labels) % count  # each class of a patient once
     return np.flatnonzero(np.bincount(classes)[labels] >= smallest)
+
+
+def least_patients(patients: Indices, strata: Indices, group: int) -> int:
+    """A lower bound of the number of patients, for a rule on images that a server chooses.
+
+    The number in each stratum is rounded down to whole groups; a patient counts in one stratum. So
+    a refusal reveals no more than rounded numbers, whichever strata are chosen.
+
+    `patients` [n] and `strata` [n] are of the images.
+    """
+    first = np.unique(patients, return_index=True)[1]
+    counts = np.unique(strata[first], return_counts=True)[1]
+    return int((counts // group * group).sum())

@@ -66,10 +66,12 @@ def soon():
 def test_a_run_that_leaves_out_classes_lets_no_gan_learn_from_few_patients(
     hospital, monkeypatch, caplog
 ):
-    """There are 72 images, each of one patient; no class has more than 11."""
+    """There are 72 images, each of one patient; no class has more than 11, in fours 12."""
     monkeypatch.setattr(buffer, "make", lambda job: Release(job.learnt, {}))
     monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="x"))
     rules = Policy.read()
+    lax = replace(rules.release, min_class_training_images=2)
+    rules = replace(rules, release=lax, figures=replace(rules.figures, smallest_group=4))
 
     def learnt(fewest, **settings):
         place = hospital(release__min_class_images=fewest, **settings)
@@ -77,12 +79,35 @@ def test_a_run_that_leaves_out_classes_lets_no_gan_learn_from_few_patients(
 
     counts = torch.bincount(hospital().data.train.labels)
     assert len(learnt(2)) == counts.sum() == 72
-    fewest = int(counts.max())
-    assert counts[counts >= fewest].sum() < rules.images.min_train_patients
+    fewest = 12
+    assert 0 < counts[counts >= 10].sum() < rules.images.min_train_patients
     with pytest.raises(ReleaseError, match=r"fewer patients than the policy \(\[images\]\) allows"):
         learnt(fewest)
     assert "images.min-train-patients allows 40 or more; the value is" in caplog.text
     assert len(learnt(fewest, gan__method="dp-mean-embedding")) < 40  # noise covers all images
+
+
+def test_no_least_number_of_images_counts_those_of_a_class(hospital, monkeypatch):
+    """Of 15 to 24 images, a run sees 20, whatever it asks for; the policy's own limit is exact."""
+    monkeypatch.setattr(buffer, "make", lambda job: Release(job.learnt, {}))
+    monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="x"))
+    rules = Policy.read()
+
+    def learnt(of_class, fewest, least=10):
+        place = hospital(release__min_class_images=fewest)
+        labels = torch.arange(2).repeat_interleave(torch.tensor([of_class, 60]))
+        images = torch.zeros(len(labels), 1, 8, 8, dtype=torch.uint8)
+        train = replace(place.data.train, pixels=images, labels=labels, rows=None, groups=None)
+        strict = replace(rules.release, min_class_training_images=least)
+        place = replace(place, data=replace(place.data, train=train, classes=("a", "b")))
+        place = replace(place, policy=replace(rules, release=strict))
+        return make_buffer(place, 20, soon()).samples.labels.unique().tolist()
+
+    for fewest in range(10, 31):
+        found = [learnt(of_class, fewest) for of_class in (15, 19, 24)]
+        assert found == [[0, 1] if fewest <= 20 else [1]] * 3
+    assert learnt(15, 20, least=16) == [1]
+    assert learnt(16, 20, least=16) == [0, 1]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.datasets.pool import LocalSamples, large_class_rows
+from client_app.datasets.pool import LocalSamples, large_class_rows, least_patients
 from client_app.release.disclosure import WORST, Exact, Noised, open_disclosure
 from client_app.release.noise import COARSEST, Noise, effects, step_of
 from client_app.store import Store
@@ -85,6 +85,16 @@ def test_a_patient_with_many_images_counts_once():
     labels, patients = np.array([0, 0, 0, 1, 1]), np.array([1, 1, 2, 1, 3])
     assert large_class_rows(patients, labels, 2).tolist() == [0, 1, 2, 3, 4]
     assert large_class_rows(patients, labels, 3).tolist() == []
+
+
+def test_a_rule_on_chosen_classes_sees_whole_groups_and_never_more_patients():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        patients, strata = rng.integers(0, 90, 200), rng.integers(0, 4, 200)
+        assert 0 < least_patients(patients, strata, 10) <= len(np.unique(patients))
+    for sizes in ([20, 30], [24, 39], [29, 31]):
+        strata = np.repeat([0, 1], sizes)
+        assert least_patients(np.arange(len(strata)), strata, 10) == 50
 
 
 def test_effects_are_those_of_the_worst_case():

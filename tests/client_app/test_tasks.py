@@ -508,7 +508,8 @@ def test_a_task_of_few_patients_is_not_trained_on(tmp_path):
         return Asked(folder, sizes, policy)
 
     assert not asked(20, 20, 40, 1).train(task=2).has_error()
-    for few in ([39, 9], [9, 9], [1, 1]):
+    # Of 29 and 19 a server that chooses the classes may learn that they are 20 and 10 or more.
+    for few in ([39, 9], [9, 9], [1, 1], [29, 19]):
         assert asked(20, 20, *few).train(task=2).error.code == Failure.POLICY
     for few in ([9, 9], [1, 1]):
         assert asked(*few, 20, 20).test(task=1).error.code == Failure.DATA

@@ -68,9 +68,12 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
 
 
 def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
+    from client_app.release.buffer.job import frequent_rows  # its imports take seconds
+
     settings, labels = hospital.settings, hospital.data.train.labels
     fewest = settings.release.min_class_images
-    if len(labels) == 0 or int(labels.bincount().max()) < fewest:
+    group = hospital.policy.figures.smallest_group if hospital.policy else 1
+    if not frequent_rows(labels, fewest, group).any():
         yield Finding(
             "no-buffer",
             f"No class has {fewest} images to train on (release.min-class-images): no synthetic "

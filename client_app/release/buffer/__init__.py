@@ -37,7 +37,7 @@ from torch import Tensor
 from audit.buffer import ATTACKS
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import PolicyError
-from client_app.datasets.pool import Indices, LocalSamples
+from client_app.datasets.pool import Indices, LocalSamples, least_patients
 from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, fingerprint, frequent_rows
@@ -77,12 +77,10 @@ def make_buffer(
     distance = _distance(hospital, preset)
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
-    rows = countable[
-        frequent_rows(train.labels.cpu()[countable], settings.release.min_class_images)
-    ]
+    rows = countable[_learnt_rows(hospital, train.labels.cpu()[countable])]
     learnt = train[rows]
     if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
-        _check_patients(hospital, rows)
+        _check_patients(hospital, rows, len(countable))
     images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
     classes = [data.classes, learnt.labels.unique().tolist()]
     rendering: list[object] = []
@@ -126,17 +124,40 @@ def make_buffer(
     return Release.from_arrays(kept, hospital.device)
 
 
-def _check_patients(hospital: Hospital, rows: Tensor) -> None:
+def _learnt_rows(hospital: Hospital, labels: Tensor) -> Tensor:
+    """Images of classes that a buffer may show, bool [n], from their labels [n].
+
+    A run chooses `release.min-class-images`. Compared with exact numbers of images, it would count
+    them. So in a deployment it is compared with numbers in whole groups, and the exact numbers with
+    the policy's own limits.
+    """
+    fewest, gan = hospital.settings.release.min_class_images, hospital.settings.gan
+    if not (policy := hospital.policy):
+        return frequent_rows(labels, fewest)
+    rules = policy.release
+    averages = gan.method == "class-gaussians" or gan.least_averaged is not None
+    least = max(rules.min_class_training_images, rules.min_averaged if averages else 0)
+    rounded = frequent_rows(labels, fewest, policy.figures.smallest_group)
+    return rounded & frequent_rows(labels, least)
+
+
+def _check_patients(hospital: Hospital, rows: Tensor, large: int) -> None:
     """Refuse to make a buffer from the training images `rows` of too few patients.
 
-    A run may leave classes out, so the check of all training patients is not enough.
+    A run may leave out classes of the `large` images, so the check of all training patients is not
+    enough. Then patients count in whole groups.
 
     Raises:
         ReleaseError: They are fewer than `images.min-train-patients`.
     """
     try:
         if policy := hospital.policy:
-            patients = len(np.unique(hospital.data.train.patients[rows.numpy()]))
+            train, group = hospital.data.train, policy.figures.smallest_group
+            owners, strata = train.patients[rows.numpy()], train.strata[rows.numpy()]
+            if train.tasks is None and len(rows) == large:
+                patients = len(np.unique(owners))
+            else:
+                patients = least_patients(owners, strata, group)
             policy.images.uphold("min-train-patients", patients)
     except PolicyError as error:
         logging.getLogger("flwr").error("No buffer is made. %s", error.explain())

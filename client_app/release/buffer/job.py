@@ -109,9 +109,13 @@ def fingerprint(samples: Samples) -> str:
     return digest.hexdigest()[:16]
 
 
-def frequent_rows(labels: Tensor, fewest: int) -> Tensor:
-    """Images in classes with at least `fewest`, bool [n]; smaller classes would be memorised."""
-    return torch.bincount(labels)[labels] >= fewest
+def frequent_rows(labels: Tensor, fewest: int, group: int = 1) -> Tensor:
+    """Images in classes with at least `fewest`, bool [n]; smaller classes would be memorised.
+
+    The number of images of a class is rounded to whole groups, as in figures.
+    """
+    sizes = torch.bincount(labels)
+    return ((2 * sizes + group) // (2 * group) * group >= fewest)[labels]
 
 
 def sample(samples: Samples, count: int) -> Samples:
