@@ -24,7 +24,6 @@ continues, and later runs use it again.
 """
 
 import hashlib
-import hmac
 import json
 import logging
 import time
@@ -35,7 +34,6 @@ import torch
 from torch import Tensor
 
 from audit.buffer import ATTACKS
-from client_app.authority.identity import secret_of
 from client_app.authority.policy import PolicyError
 from client_app.datasets.pool import Indices, LocalSamples, least_patients
 from client_app.errors import ReleaseError
@@ -81,7 +79,8 @@ def make_buffer(
     learnt = train[rows]
     if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
         _check_patients(hospital, rows, len(countable))
-    images, seed = [fingerprint(train), fingerprint(learnt)], _seed(hospital, learnt)
+    images = [fingerprint(train), fingerprint(learnt)]
+    seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     classes = [data.classes, learnt.labels.unique().tolist()]
     rendering: list[object] = []
     if trains_gan:
@@ -165,20 +164,6 @@ def _check_patients(hospital: Hospital, rows: Tensor, large: int) -> None:
             f"The synthetic images of '{hospital.name}' may not leave it. Their generator would "
             "learn from fewer patients than the policy ([images]) allows."
         ) from error
-
-
-def _seed(hospital: Hospital, learnt: Samples) -> int:
-    """The seed of the buffer.
-
-    Anybody who knows the random numbers of `class-gaussians` could take them off the features. In
-    a deployment they follow from a secret of the hospital and the images that are learnt from. So
-    more runs with these images reveal no more, and other images get other numbers: the difference
-    of two buffers does not reveal a patient.
-    """
-    if hospital.policy and hospital.settings.gan.method == "class-gaussians":
-        digest = hmac.digest(secret_of(hospital.store), fingerprint(learnt).encode(), "sha256")
-        return int.from_bytes(digest[:16], "big")
-    return int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
 
 
 def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:

@@ -47,8 +47,7 @@ def attack(
     members = sample(job.learnt, len(job.learnt))  # shuffled, since classes are in order
     first, second = held_out_halves(job)
     own, one, other = (job.comparable(each.images) for each in (members, first, second))
-    seed = job.seed % 2**63  # of the control; torch takes no longer one
-    found = attack_buffer(own, (one, other), samples.images, release.max_membership, seed)
+    found = attack_buffer(own, (one, other), samples.images, release.max_membership, job.seed)
     if found.trials and job.hospital.data.whole:
         trial = class_means_trial(members, (first, second), samples)
         found = replace(found, trials=(*found.trials, trial))

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from torch import Tensor
 
+from client_app.release.buffer.class_gaussians import class_gaussians
 from client_app.release.buffer.gan_sampler import GANSampler
 from client_app.release.buffer.job import Job
 from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
-from gan.class_gaussians import ClassGaussians
 
 
 class Sampler(Protocol):
@@ -30,5 +30,5 @@ class Sampler(Protocol):
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
     "stylegan2-ada": GANSampler,
     "dp-mean-embedding": MeanEmbeddingSampler,
-    "class-gaussians": lambda job: ClassGaussians(job.learnt.images, job.learnt.labels),
+    "class-gaussians": class_gaussians,
 }
