@@ -94,7 +94,7 @@ def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
 
 def round_up(number: float) -> float:
     """A number above 0, rounded for release: up to a power of √2."""
-    return 2.0 ** (math.ceil(2 * math.log2(number)) / 2)
+    return float(2.0 ** (math.ceil(2 * math.log2(number)) / 2))
 
 
 def step_of(effect: float, models: int = 0) -> float:
