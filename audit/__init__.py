@@ -16,3 +16,5 @@ the same report (report.py).
 
 No hospital is known here: its store, its policy and its settings are in client_app/release.
 """
+
+LEAST = 4  # fewest references, and fewest synthetic images, for an attack on a buffer

@@ -48,6 +48,7 @@ from sklearn.neighbors import KernelDensity
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
+from audit import LEAST
 from audit.epsilon import prove_epsilon
 from audit.membership import Contrast, Scores, contrast, control, exceeds
 from audit.report import Report
@@ -59,7 +60,6 @@ COPY_NOISE = 20.0  # standard deviation of a near-copy's noise, in grey levels
 FEATURE_NOISE = 0.3  # length of the noise of a near-copy of features, which have length 1
 NEAREST = 1e-6  # the least distance; a nearer image is a copy
 BLOCK = 4096  # images that are compared at once
-LEAST = 4  # fewest references, and fewest synthetic images, for an attack
 COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
 NO_LIMIT = 1.0  # the limit at which nothing is attacked
 SHADOWS = "shadow generators"

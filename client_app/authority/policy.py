@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
+from audit import LEAST
 from client_app.authority.node_config import OwnError
 from gan.presets import choose_preset
 from learning.settings import LwFSettings, ReservoirSettings, SERSettings
@@ -249,6 +250,10 @@ class ReleaseRules(Rules, table="release"):
         yield self.ruling("max-discarded-share", check.max_discarded)
         yield self.ruling("min-class-training-images", check.min_class_images)
         yield self.ruling("max-membership-leak", check.max_membership)
+        if size and check.max_membership < 1:  # a run may not choose that its buffer is untested
+            allowed = f"feder.buffer-size 0, or {LEAST} or more, which an attack needs"
+            asked = f"feder.buffer-size {size}"
+            yield Ruling("release.max-membership-leak", allowed, asked, size >= LEAST)
         without = self.allow_without_privacy
         if size and gan.method == "class-gaussians":
             yield self.ruling("min-averaged", check.min_class_images)

@@ -60,7 +60,7 @@ def check_order(
         "test": not order.test or (tested and any(kind.test for kind in kinds)),
         "snapshots": not order.snapshots or (trains and tested and bool(each_visit)),
         "own_start": own_start or not order.own_start,
-        "buffer_size": order.buffer_size <= strategy.buffer_size,
+        "buffer_size": order.buffer_size in (0, strategy.buffer_size),  # the policy judges it
         "replay": not order.replay or (trains and strategy.buffer_size > 0),
         "ensemble": together or not order.ensemble,
         "encoder": strategy.has_encoder or not order.encoder,

@@ -58,6 +58,30 @@ def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
     assert rule not in str(refusal.value)
 
 
+@pytest.mark.parametrize("method", ["stylegan2-ada", "dp-mean-embedding"])
+@pytest.mark.parametrize(("size", "fits"), [(0, True), (1, False), (3, False), (4, True)])
+def test_a_run_may_not_ask_for_a_buffer_too_small_for_an_attack(size, fits, method):
+    """A server could ask for one after another, and none would be tested."""
+    asked = {**defaults(), "feder.buffer-size": size, "gan.method": method}
+    if fits:
+        Policy.read().check(Settings.parse(asked))
+        return
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check(Settings.parse(asked))
+    assert refusal.value.explain() == (
+        "Refused by the policy: release.max-membership-leak allows feder.buffer-size 0, or 4 or "
+        f"more, which an attack needs; the value is 'feder.buffer-size {size}'."
+    )
+
+
+def test_where_nothing_is_attacked_a_buffer_may_be_small(tmp_path):
+    policy = policy_of(tmp_path, "release.max-membership-leak = 1")
+    small = {**defaults(), "feder.buffer-size": 3}
+    policy.check(Settings.parse({**small, "release.max-membership": 1.0}))
+    with pytest.raises(PolicyError):
+        policy.check(Settings.parse(small))
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"gan.sampler": "k-salsa"}, {"gan.sampler": "plan", "gan.k": 2}, {"gan.sampler": "linear"}],
