@@ -10,7 +10,6 @@ import torch
 from audit.buffer import Attacked, attack_buffer, draw_copies, mix_copies
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer import _seed
 from client_app.release.buffer.attack import attack, held_out_halves, shadow_attack
 from client_app.release.buffer.job import Job, fingerprint, frequent_rows
 from client_app.release.buffer.stages import uphold
@@ -96,15 +95,6 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     halves = (first.images, second.images)
     found = attack_buffer(job.learnt.images, halves, known, 0.05, seed=0)
     assert found.verdict == "refused"
-
-
-def test_the_secret_seed_of_features_has_too_many_values_to_try(tmp_path):
-    job = job_of(tmp_path)
-    settings = SimpleNamespace(gan=SimpleNamespace(method="class-gaussians"))
-    deployed: Any = SimpleNamespace(policy=True, settings=settings, store=job.hospital.store)
-    seed = _seed(deployed, job.learnt)
-    assert seed > 2**96
-    assert attack(replace(job, seed=seed), strangers(tmp_path, 64), {}, no_shadows).passed
 
 
 def test_a_limit_of_one_attacks_nothing(tmp_path):

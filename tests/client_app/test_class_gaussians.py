@@ -9,7 +9,7 @@ import torch
 
 from client_app.authority.policy import Policy
 from client_app.datasets.pool import LocalSamples
-from client_app.release.buffer.class_gaussians import ClassGaussianSampler
+from client_app.release.buffer.class_gaussians import class_gaussians
 from gan.synthesis import balanced_labels
 from tests.gan.test_class_gaussians import features
 
@@ -24,7 +24,7 @@ def rendered(samples, learnt=None, size=30, seed=0, of=0):
     hospital = SimpleNamespace(policy=Policy.read(), secret=b"secret", whole=None, data=data)
     part = train[torch.isin(train.labels, torch.tensor([*chosen]))]
     job: Any = SimpleNamespace(hospital=hospital, learnt=part)
-    sampler = ClassGaussianSampler(job)
+    sampler = class_gaussians(job)
     labels = balanced_labels(size * len(chosen), sampler.classes)
     made = torch.cat([sampler.render(labels, seed), sampler.render(labels[:3], seed + 1)])
     return made[torch.cat([labels, labels[:3]]) == of][:20]

@@ -3,7 +3,6 @@
 A dishonest operator first sends code of his own (tests/adversary/test_other_code.py has the rest).
 """
 
-import hmac
 import json
 import shutil
 import signal
@@ -16,6 +15,8 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -28,8 +29,9 @@ from PIL import Image
 
 from cli import main
 from client_app.authority.ledger import path_of, read
-from client_app.release import buffer
-from client_app.release.buffer import job
+from client_app.authority.policy import Policy
+from client_app.release.buffer import registry
+from client_app.release.buffer.class_gaussians import class_gaussians
 from deploy import demo
 from deploy import server as server_commands
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
@@ -436,12 +438,15 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
         result = run(tmp_path, FEDER)
     stores = {name: tmp_path / name / "store" for name in HOSPITALS}
 
-    def seed(hospital, learnt):
-        secret = (stores[hospital.name] / hospital.name / "figures-secret").read_bytes()
-        digest = hmac.digest(secret, job.fingerprint(learnt).encode(), "sha256")
-        return int.from_bytes(digest[:16], "big")
+    def deployed(job):
+        name, data = job.hospital.name, job.hospital.whole or job.hospital.data
+        secret = (stores[name] / name / "figures-secret").read_bytes()
+        policy = Policy.read(tmp_path / "policy.toml")
+        hospital = SimpleNamespace(policy=policy, secret=secret, whole=None, data=data)
+        given: Any = SimpleNamespace(hospital=hospital, learnt=job.learnt)
+        return class_gaussians(given)
 
-    monkeypatch.setattr(buffer, "_seed", seed)
+    monkeypatch.setitem(registry.SAMPLERS, "class-gaussians", deployed)
     _, here = run_of(tmp_path / "images", tmp_path / "here", HOSPITALS, FEDER)
     assert models_of(result, tmp_path) == models_of(here)
     summary = json.loads((result / "summary.json").read_text())
