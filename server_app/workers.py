@@ -8,7 +8,7 @@ bit for bit. Flower's Context has no state here, since the app keeps none in it.
 from collections import deque
 from collections.abc import Iterable
 from itertools import count
-from multiprocessing.connection import wait
+from selectors import EVENT_READ, DefaultSelector
 
 from flwr.app import Message
 
@@ -52,10 +52,11 @@ class WorkersGrid(LocalGrid):
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer arrives, at most `seconds`; then send waiting messages."""
-        busy = self.workers.busy()
-        # `select` knows only descriptors below 1024.
-        ready = wait([worker.wire.connection for worker in busy], seconds)
-        for worker in (each for each in busy if each.wire.connection in ready):
+        with DefaultSelector() as selector:
+            for worker in self.workers.busy():
+                selector.register(worker.wire.connection, EVENT_READ, worker)
+            answered = [key.data for key, _ in selector.select(seconds)]
+        for worker in answered:
             assert worker.message is not None
             number = worker.message.metadata.message_id
             self._answers[number] = self.workers.receive(worker)

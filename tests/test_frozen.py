@@ -17,7 +17,6 @@ from client_app.datasets import features, open_data, open_public
 from client_app.datasets.features import BATCH
 from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.hospital import open_hospital
-from client_app.release.buffer import _seed
 from learning.errors import ModelError
 from learning.export import ENTRY, ModelManifest, load_model, read_state, save_model, save_onnx
 from learning.model_card import model_card
@@ -27,7 +26,6 @@ from learning.models.pretrained import load_head
 from learning.models.whole import frozen_network, whole_network
 from learning.packing import unpack_network
 from learning.randomness import use_seed
-from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES, strategy_of
@@ -422,19 +420,6 @@ def test_the_policy_decides_on_a_generator_without_a_privacy_loss(allowed):
     rulings = replace(policy, release=rules).judge(settings(**ON_FEATURES))
     (ruling,) = [each for each in rulings if each.rule == "release.allow-without-privacy"]
     assert ruling.holds is allowed
-
-
-def test_a_deployed_hospital_draws_other_numbers_for_other_images(tmp_path):
-    chosen = run_config(**{**FROZEN, **ON_FEATURES})
-
-    def opened(seed):
-        place = context(0, 3, {**chosen, "seed": seed}, **{"store-dir": str(tmp_path)})
-        return replace(open_hospital(place), policy=Policy.read())
-
-    learnt = Samples(*(getattr(opened(0).data.train, part) for part in ("images", "labels")))
-    seed = _seed(opened(0), learnt)
-    assert seed == _seed(opened(1), learnt)  # the server chooses the seed of a run
-    assert seed != _seed(opened(0), learnt[torch.arange(1, len(learnt))])
 
 
 def feder(tmp_path, **changes):

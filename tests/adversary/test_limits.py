@@ -154,7 +154,7 @@ def test_the_models_of_earlier_epochs_count_for_the_memory(tmp_path, monkeypatch
     assert counted == [0, 3]
 
 
-@pytest.mark.parametrize(("size", "outcome"), [(1, Failure.PARCEL), (100_000, Failure.POLICY)])
+@pytest.mark.parametrize(("size", "outcome"), [(4, Failure.PARCEL), (100_000, Failure.POLICY)])
 def test_a_server_does_not_fill_the_memory_with_buffers(size, outcome, tmp_path):
     """Black images travel in few bytes. Small buffers are only missed: the hospital has none."""
     policy = "[release]\nmax-images = 100_000\n[machine]\nmax-memory-gb = 0.12\n"

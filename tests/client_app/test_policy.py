@@ -282,7 +282,8 @@ def test_the_rules_know_which_learners_send_more_than_a_model():
 
 def test_the_rules_know_which_learners_keep_a_reservoir():
     keeping = {name for name, each in LEARNERS.items() if "reservoir" in dict(each.tables)}
-    assert keeping == WITH_RESERVOIR, "WITH_RESERVOIR names those with the table reservoir"
+    # The rules judge `ser.learner` instead, which may be `rehearsal`.
+    assert keeping - {"ser"} == WITH_RESERVOIR, "WITH_RESERVOIR names those with the table"
 
 
 def test_the_rules_know_which_learners_cut_the_reservoir_by_task():
