@@ -746,9 +746,8 @@ def read_pixels(*arguments, real=library.read_pixels):
 
 library.CHUNK, library.read_pixels = 2, read_pixels
 entries = [Entry(file.name, file, "a") for file in sorted(Path(sys.argv[1]).iterdir())]
-opened = library.open_library(
-    Path(sys.argv[2]), entries, Form(), lambda *about: print(*about, flush=True)
-)
+library.Pace = lambda what: lambda done, of: print(what, done, of, flush=True)
+opened = library.open_library(Path(sys.argv[2]), entries, Form())
 print(opened.rows.tolist(), flush=True)
 """
 
@@ -769,7 +768,7 @@ def test_a_process_that_is_killed(folder, read):
     with process(folder) as importing:
         assert importing.stdout is not None
         for line in importing.stdout:
-            if line == "importing 8 20\n":  # the first 8 are committed
+            if line == "importing images 8 20\n":  # the first 8 are committed
                 importing.kill()
                 break
     assert importing.returncode == -signal.SIGKILL
