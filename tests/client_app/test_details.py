@@ -233,9 +233,10 @@ def test_patients_are_rounded_in_each_class_of_each_task(tmp_path, policy, told_
         figures = details(tmp_path, labels, groups)
         data = figures.disclosure.data
         data = replace(data, test=replace(data.test, tasks=tasks))
-        figures.disclosure.request.hospital.data = data
+        hospital: Any = figures.disclosure.request.hospital
+        hospital.data = data
         if policy is not None:
-            figures.disclosure.request.hospital.policy = Policy.read()
+            hospital.policy = Policy.read()
         figures = Details(open_disclosure(figures.disclosure.request))
         told = figures._patient_counts
         assert told["num-patients"] == (exact if policy is None else told_of_all)

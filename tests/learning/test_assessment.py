@@ -137,11 +137,11 @@ def test_of_twenty_intervals_about_one_misses():
 @pytest.mark.parametrize("area", [0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
 def test_without_a_bootstrap_intervals_tell_no_exact_number_of_patients(area):
     """Of 100 or 110 patients a class has 90.5, whatever the AUROC."""
-    told = []
+    told = set()
     for size in (100, 110):
         labels, patients = np.repeat([0, 1], size), np.arange(2 * size)
         scores = np.full((2 * size, 2), 0.5)
         sureness = Sureness(Outcome(scores, labels, patients, np.array([0.5, 0.5])))
-        told.append([sureness.estimate_auroc(area), sureness.worth])
-    assert told[0][0] == told[1][0]
-    assert {*told[0][1].values()} == {*told[1][1].values()} == {2**6.5, 2**7.5}
+        told.add(sureness.estimate_auroc(area))
+        assert {*sureness.worth.values()} == {2**6.5, 2**7.5}
+    assert len(told) == 1
