@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from benchmarks.markdown import commit, machine, print_head, print_row
-from benchmarks.membership import models_of, newest_runs, settings_of
+from benchmarks.membership import models_of, settings_of
+from benchmarks.reproduce import newest_runs
 from client_app.datasets import LocalData, open_data
 from client_app.hospital import simulated_name
 from learning.evaluation import probabilities

@@ -32,8 +32,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.functional import gaussian_blur
 
-from benchmarks.membership import facts_of, newest_runs
-from benchmarks.reproduce import TableError, folder_name, read_summary, read_table
+from benchmarks.reproduce import (
+    TableError,
+    facts_of,
+    folder_name,
+    newest_runs,
+    read_summary,
+    read_table,
+)
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
 

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from torch import nn
 from audit.membership import success
 from audit.model import Predictions, network_attack
 from benchmarks.markdown import commit, machine, print_head, print_row
-from benchmarks.reproduce import cell, is_complete, mean_and_std, read_summary
+from benchmarks.reproduce import cell, mean_and_std, newest_runs
 from client_app.datasets import open_data
 from learning.evaluation import probabilities
 from learning.packing import unpack_network
@@ -32,7 +31,7 @@ from learning.samples import Samples
 from server_app.summary import Summary
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.run_config import read_config
-from strategies.protocol.settings import MAY_CHANGE, Settings
+from strategies.protocol.settings import Settings
 
 NETWORKS, EPOCHS = 5, 400  # PLAN's
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -50,31 +49,6 @@ def main() -> None:
     for row, figures in rows.items():
         columns = zip(*figures, strict=True)
         print_row(row, *(cell(mean_and_std(list(each)), 100) for each in columns))
-
-
-def newest_runs(output: Path) -> Iterator[tuple[str, Path]]:
-    """The rows and result folders of the completed runs below the output folder of a table.
-
-    Of each repeat it is the newest run. Runs with other settings than the newest of their row are
-    left out.
-    """
-    runs = [path.parent for path in output.glob("*/*/*/commit") if is_complete(path.parent)]
-    facts: dict[str, dict[str, Any]] = {}  # by row, of its newest run
-    newest: dict[Path, Path] = {}  # by repeat
-    for run in sorted(runs, key=lambda run: run.name, reverse=True):
-        found = facts_of(run)
-        if facts.setdefault(run.parent.parent.name, found) == found:
-            newest.setdefault(run.parent, run)
-    for repeat in sorted(newest):
-        yield repeat.parent.name, newest[repeat]
-
-
-def facts_of(run: Path) -> dict[str, Any]:
-    """All that is the same for the runs of a row."""
-    config, visits = read_config(run / "config.toml"), run / "visits"
-    facts = {key: config[key] for key in config.keys() - MAY_CHANGE - {"seed", "fold"}}
-    lost = visits.read_text("utf-8") if visits.exists() else ""
-    return {**facts, "hospitals": len(read_summary(run)["data"]), "visits": lost}
 
 
 def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:

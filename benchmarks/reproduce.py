@@ -35,7 +35,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -59,7 +59,7 @@ from server_app.summary import Summary
 from strategies.protocol.console import duration
 from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json, write_whole
 from strategies.protocol.run_config import read_config
-from strategies.protocol.settings import Settings, SettingsError, complete, defaults
+from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError, complete, defaults
 from strategies.protocol.shapes import ShapeError, from_value
 from strategies.registry import strategy_of
 from warm.workers import Workers
@@ -611,6 +611,31 @@ def is_complete(result: Path) -> bool:
     failures = {each["reason"] for each in summary["failures"] if each["outcome"] != "release"}
     meant = {AWAY} if visits.exists() and visits.read_text("utf-8") else set()
     return failures <= meant and summary["status"] != "failed"
+
+
+def newest_runs(output: Path) -> Iterator[tuple[str, Path]]:
+    """The rows and result folders of the completed runs below the output folder of a table.
+
+    Of each repeat it is the newest run. Runs with other settings than the newest of their row are
+    left out.
+    """
+    results = filter(is_complete, (path.parent for path in output.glob("*/*/*/commit")))
+    facts: dict[str, dict[str, Any]] = {}  # by row, of its newest run
+    newest: dict[Path, Path] = {}  # by repeat
+    for result in sorted(results, key=lambda result: result.name, reverse=True):
+        found = facts_of(result)
+        if facts.setdefault(result.parent.parent.name, found) == found:
+            newest.setdefault(result.parent, result)
+    for repeat in sorted(newest):
+        yield repeat.parent.name, newest[repeat]
+
+
+def facts_of(result: Path) -> dict[str, Any]:
+    """All that is the same for the runs of a row."""
+    config, visits = read_config(result / "config.toml"), result / "visits"
+    facts = {key: config[key] for key in config.keys() - MAY_CHANGE - {"seed", "fold"}}
+    lost = visits.read_text("utf-8") if visits.exists() else ""
+    return {**facts, "hospitals": len(read_summary(result)["data"]), "visits": lost}
 
 
 def render(table: Table, output: Path, command: str) -> str:

@@ -19,7 +19,7 @@ from strategies.protocol.text import amount
 
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
 Z = 1.959964  # of 95 %
-ROUNDING = 1e-9  # width below which an interval is that of equal values, and shows nothing
+ROUNDING = 1e-9  # figures that differ by less are equal
 BINS = 10
 FIGURES = {
     "balanced_accuracy": "balanced-accuracy",

@@ -12,8 +12,7 @@ from PIL import Image
 
 from benchmarks import at_home, axes, diagnoses, phantoms
 from benchmarks.at_home import RULES, Models, judge
-from benchmarks.membership import newest_runs
-from benchmarks.reproduce import folder_name, read_table
+from benchmarks.reproduce import folder_name, newest_runs, read_table
 from strategies.protocol.settings import defaults
 
 

@@ -5,7 +5,15 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
-from pages.figures import Assessment, is_noised, mean_over_hospitals, number, percent, size
+from pages.figures import (
+    ROUNDING,
+    Assessment,
+    is_noised,
+    mean_over_hospitals,
+    number,
+    percent,
+    size,
+)
 from strategies.protocol.names import join_names
 
 # `judgement` (pages.page.JUDGED), `text`, the subject `about`, and the `hospital`, `model` and
@@ -230,16 +238,11 @@ def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     known = [row for row in rows if row["largest_class"] and row["accuracy"]]
     if not known:
         return
-    # As the accuracy is computed: a mean in another order may differ in its last bit.
-    shares = [
-        dict.fromkeys(("value", "low", "high"), row["largest_class"]["share"]) for row in known
-    ]
-    of_shares = [row | {"share": share} for row, share in zip(known, shares, strict=True)]
-    share = mean_over_hospitals(of_shares, "share")["value"]
+    share = fmean(row["largest_class"]["share"] for row in known)
     accuracy = mean_over_hospitals(known, "accuracy")
     names = {row["largest_class"]["name"] for row in known}
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
-    if accuracy["value"] <= share:
+    if accuracy["value"] < share + ROUNDING:
         judgement, beside = "bad", "no better"
     elif accuracy["low"] > share:
         judgement, beside = "note", "better"
