@@ -13,12 +13,11 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
-
+from learning import intervals
+from learning.intervals import Estimate, Z
 from strategies.protocol.text import amount
 
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
-Z = 1.959964  # of 95 %
 ROUNDING = 1e-9  # figures that differ by less are equal
 BINS = 10
 FIGURES = {
@@ -135,24 +134,11 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
             }
 
 
-def combine(weights: Sequence[float], figures: Sequence[Mapping[str, object]]) -> Figure:
-    """The weighted sum of figures with independent errors.
-
-    The ends follow Zou and Donner, Statistics in Medicine 27, 2008.
-    """
-    factors = np.array(weights)
-    values = np.array([each["value"] for each in figures])
-    low, high = np.array([(each["low"], each["high"]) for each in figures]).T
-    value = float(factors @ values)
-    below, above = (
-        factors * np.where(factors > 0, one, other)
-        for one, other in ((values - low, high - values), (high - values, values - low))
-    )
-    return {
-        "value": value,
-        "low": value - sqrt(below @ below),
-        "high": value + sqrt(above @ above),
-    }
+def combine(weights: Sequence[float], figures: Sequence[Mapping[str, Any]]) -> Figure:
+    """The weighted sum of figures with independent errors."""
+    parts = [Estimate(each["value"], each["low"], each["high"]) for each in figures]
+    total = intervals.combine(weights, parts, None)
+    return {"value": total.value, "low": total.low, "high": total.high}
 
 
 def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:

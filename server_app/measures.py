@@ -18,7 +18,8 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from pages.figures import Figure, Z
+from learning.intervals import Z
+from pages.figures import Figure
 from strategies.engine.events import Event
 
 Pair = tuple[str, str]  # model, hospital

@@ -18,7 +18,8 @@ from logging import INFO, WARNING
 from math import isfinite, nan
 from time import localtime, strftime
 
-from pages.figures import Z, number
+from learning.intervals import Z
+from pages.figures import number
 from server_app.measures import Round, sampled_figure, visit_ends
 from server_app.summary import LABELS
 from strategies.engine.courier import Awaited

@@ -24,7 +24,7 @@ ALLOWED = {
         *("numpy", "scipy", "sklearn", "matplotlib"),
     },
     "pages": {
-        *("jinja2", "markupsafe", "numpy", "PIL", "rocrate"),
+        *("jinja2", "markupsafe", "numpy", "PIL", "rocrate", "learning.intervals"),
         *("strategies.protocol.extras", "strategies.protocol.files"),
         *("strategies.protocol.names", "strategies.protocol.text"),
     },
@@ -82,7 +82,7 @@ ALLOWED = {
     # A table of presets, without torch.
     "server_app": {
         *("flwr", "numpy", "pydantic_core", "scipy", "tomli_w", "rich"),
-        *("pages", "strategies", "warm"),
+        *("learning.intervals", "pages", "strategies", "warm"),
         "gan.presets",
     },
     # It reads arguments, calls functions of all packages by their public names, and prints.

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
+from learning.intervals import Z
 from pages import plots
-from pages.figures import Assessment, Figure, Z, size
+from pages.figures import Assessment, Figure, size
 from pages.figures_view import (
     CLASS,
     ONE_VS_REST,
