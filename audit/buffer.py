@@ -53,6 +53,7 @@ from audit.epsilon import prove_epsilon
 from audit.membership import Contrast, Scores, contrast, control, exceeds
 from audit.report import Report
 from learning.intervals import Estimate
+from learning.samples import one_of_each
 
 SIDE = 16  # most pixels of a small image, each way
 COMPONENTS = 8  # most principal components: more make a kernel estimate of few images flat
@@ -100,8 +101,8 @@ class Attacked:
     """The results of the attacks on a buffer."""
 
     limit: float  # the most that may leak (`release.max-membership`)
-    members: int  # training images of the sampler
-    others: int  # images outside of the training set that are scored
+    members: int  # training images of the sampler that are scored, each of another patient
+    others: int  # images outside of the training set that are scored, each of another patient
     references: int  # images of the smaller half, which an attacker knows
     synthetic: int  # images of the buffer
     # One for each attack; none if there are too few images, or there is no limit
@@ -196,21 +197,35 @@ ATTACKS = {"nearest neighbour": neighbour_scores, "density": density_scores}
 
 
 def attack_buffer(
-    members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
+    members: Tensor,
+    asked: Tensor,
+    halves: tuple[Tensor, Tensor],
+    synthetic: Tensor,
+    limit: float,
+    seed: int,
 ) -> Attacked:
     """Attack synthetic images uint8 [S, C, H, W], of which at most `limit` may leak.
 
-    Members uint8 [N, C, H, W] are in a random order; the others come in two halves. The seed is
-    that of the positive control.
+    Args:
+        members: The training images of the sampler, uint8 [N, C, H, W].
+        asked: The members that are scored, one of each patient, in a random order, int64 [M].
+        halves: The others, one of each patient, in two halves.
+        synthetic: The synthetic images.
+        limit: The most that may leak.
+        seed: That of the positive control.
     """
-    others = sum(map(len, halves))
-    sizes = (len(members), others, min(map(len, halves)), len(synthetic))
+    others, reach = sum(map(len, halves)), reach_of(len(synthetic), len(members))
+    sizes = (len(asked), others, min(map(len, halves)), len(synthetic))
     if limit >= NO_LIMIT or min(sizes) < LEAST:
         return Attacked(limit, *sizes)
 
+    rows = asked.to(members.device)
+    scored = (members[rows[::2]], members[rows[1::2]])
+
     def attack_both(images: Tensor) -> tuple[Trial, ...]:
-        asked = (members[::2], members[1::2])
-        return tuple(trial_of_halves(*each, asked, halves, images) for each in ATTACKS.items())
+        return tuple(
+            trial_of_halves(*each, scored, halves, images, reach) for each in ATTACKS.items()
+        )
 
     # The leak of a control is 0.5 or less, so a looser limit could not notice it.
     tight = min(limit, COPIED[-1] / 2)
@@ -230,30 +245,35 @@ def mix_copies(synthetic: Tensor, members: Tensor, share: float, seed: int) -> T
 
 def shadow_trial(
     everyone: Tensor,
-    members: int,
+    patients: NDArray[np.int64],
     synthetic: Tensor,
     count: int,
     draw: Callable[[int, NDArray[np.bool_]], Tensor],
 ) -> Trial:
     """The attack with shadow generators.
 
-    A shadow is trained on half of members and others, and the next one on the other half.
+    A shadow is trained on the images of half of all patients, and the next one on the others.
 
     Args:
-        everyone: uint8 [N, C, H, W], the members first.
-        members: The number of members.
+        everyone: uint8 [N, C, H, W], the members first, then the others, one of each patient.
+        patients: The patient of each member.
         synthetic: uint8 [S, C, H, W].
         count: The number of shadows, even.
         draw: Trains shadow k, from 0, on the images chosen by bool [N], and draws its images.
     """
+    members, others = len(patients), len(everyone) - len(patients)
+    names, of_members = np.unique(patients, return_inverse=True)
+    owners = np.concatenate((of_members, len(names) + np.arange(others)))
     near, learnt = [], []
     for k in range(count):
-        half = (np.random.default_rng(k // 2).permutation(len(everyone)) + k) % 2 == 0
+        half = (np.random.default_rng(k // 2).permutation(len(names) + others)[owners] + k) % 2 == 0
         near.append(nearness(everyone, draw(k, half)))
         learnt.append(half)
     target = nearness(everyone, synthetic)
     scores = shadow_scores(target, np.stack(near), np.stack(learnt))
-    return trial_of(SHADOWS, scores[:members], scores[members:], len(synthetic))
+    asked = one_of_each(patients).sort().values.numpy()
+    reach = reach_of(len(synthetic), members)
+    return trial_of(SHADOWS, scores[asked], scores[members:], reach)
 
 
 def trial_of_halves(
@@ -262,18 +282,23 @@ def trial_of_halves(
     members: tuple[Images, Images],
     others: tuple[Images, Images],
     synthetic: Images,
+    reach: float,
 ) -> Trial:
     """The trial of an attack; each half of the others is once the references, once scored."""
     of_members, of_others = (
         np.concatenate([score(*each, synthetic) for each in zip(asked, others, strict=True)])
         for asked in (members, others[::-1])
     )
-    return trial_of(name, of_members, of_others, len(synthetic))
+    return trial_of(name, of_members, of_others, reach)
 
 
-def trial_of(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
-    """The trial of an attack, from its scores and the number of synthetic images."""
-    reach = min(1.0, synthetic / len(members))  # the share of members that a buffer can copy
+def reach_of(synthetic: int, members: int) -> float:
+    """The share of so many members that a buffer of so many synthetic images can copy."""
+    return min(1.0, synthetic / members)
+
+
+def trial_of(name: str, members: Scores, others: Scores, reach: float) -> Trial:
+    """The trial of an attack, from its scores."""
     worth = contrast(members, others)
     return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
 

@@ -32,16 +32,16 @@ SHRINKAGE = 0.1  # of the covariance to its mean variance
 
 
 def class_means_trial(
-    members: Samples, halves: tuple[Samples, Samples], synthetic: Samples
+    members: Samples, halves: tuple[Samples, Samples], synthetic: Samples, reach: float
 ) -> Trial:
     """The attack on synthetic features.
 
     `members` are training features in a random order. Both `halves` hold some of the other
-    features.
+    features. All are of different patients. `reach` as in `reach_of`.
     """
     rows = torch.arange(len(members), device=members.labels.device)
     asked = (members[rows[::2]], members[rows[1::2]])
-    return trial_of_halves(CLASS_MEANS, scores, asked, halves, synthetic)
+    return trial_of_halves(CLASS_MEANS, scores, asked, halves, synthetic, reach)
 
 
 def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:

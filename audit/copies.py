@@ -17,7 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import NormalDist
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -27,6 +29,7 @@ from audit.ranks import Ranks
 from audit.report import Report
 from audit.search import LEAST, SIDE, Found, Search
 from gan.synthesis import save_grid
+from learning.samples import one_of_each
 
 HELD_OUT = 300  # held-out images that are enough to set the scale
 MOST = 2.0  # weight of a copy in the test of a whole buffer
@@ -47,7 +50,7 @@ class Auditor:
         wanted: Tensor,
         classes: Sequence[str],
         quantile: float,
-        patients: Tensor | None = None,
+        patients: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> None:
         """Set the thresholds, by the likeness of held-out images to training images.
 
@@ -62,7 +65,7 @@ class Auditor:
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
             quantile: Share of the held-out images that may be refused, in [0, 1).
-            patients: The patient of each training image, int64 [.]; None = not known.
+            patients: The patient of each training image [.], and of each held-out image [M].
 
         Raises:
             ValueError: Fewer than two different held-out images are left.
@@ -81,17 +84,19 @@ class Auditor:
                 "the training images. Add test images."
             )
         features = training.is_floating_point()
-        self.search = FeatureSearch(training) if features else Search(training, patients)
+        owners = torch.from_numpy(np.unique(patients[0], return_inverse=True)[1])
+        self.search = FeatureSearch(training) if features else Search(training, owners)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}
         dressed = unseen if features else torch.cat([unseen, dress(unseen)])
         residuals = self.search(dressed).residuals
         self.ranks = Ranks(residuals, labels.repeat(len(dressed) // len(unseen)), len(classes))
         ranks = self.ranks(residuals[: len(unseen)], labels)
         self.unseen_refused = (ranks <= quantile).double().mean().item()
-        size = min(len(training), len(every))
+        rows = [one_of_each(each, rng) for each in (patients[0], patients[1][kept.cpu().numpy()])]
+        size = min(map(len, rows))
         self.equal = [
-            each[torch.randperm(len(each), generator=rng)[:size].to(each.device)]
-            for each in (training, every)
+            each[chosen[:size].to(each.device)]
+            for each, chosen in zip((training, every), rows, strict=True)
         ]
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -192,14 +197,15 @@ def nearness_test(
 ) -> tuple[float, float]:
     """Test whether images are nearer to training images than to equally many others.
 
-    A permutation test: if nothing was memorised, training and other images can be exchanged, and a
-    real image keeps the synthetic images that are nearest to it. Each synthetic image has a weight:
-    the logarithm of the ratio of the distances to its second nearest and its nearest real image, at
-    most `MOST`. So a few copies show among many images that are near to none. The test statistic is
-    the sum of weights of the synthetic images that are nearest to a training image. Without
-    memorising it is the sum over a random half of all real images; its distribution is approximated
-    by the normal one with the same mean and variance. A test that took the images as independent
-    would refuse too much: some real images attract many synthetic ones.
+    Each real image is of another patient. A permutation test: if nothing was memorised, training
+    and other images can be exchanged, and a real image keeps the synthetic images that are nearest
+    to it. Each synthetic image has a weight: the logarithm of the ratio of the distances to its
+    second nearest and its nearest real image, at most `MOST`. So a few copies show among many
+    images that are near to none. The test statistic is the sum of weights of the synthetic images
+    that are nearest to a training image. Without memorising it is the sum over a random half of all
+    real images; its distribution is approximated by the normal one with the same mean and variance.
+    A test that took the synthetic images as independent would refuse too much: some real images
+    attract many of them.
 
     Args:
         training: The similarities of the two nearest training images to each image, and their

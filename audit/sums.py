@@ -14,7 +14,8 @@ by
   their span, and would hide those of a small class;
 - likelihood: the log-likelihood of a normal distribution with the class's mean and covariance.
 
-Each attack compares training images with held-out images of the same classes (`contrast`).
+Each attack compares training images with held-out images of the same classes (`contrast`), one of
+each patient.
 
 Shapes: `N` images, `d` features, `K` classes.
 """
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from audit.membership import Scores, contrast
 from audit.report import Report
+from learning.samples import one_of_each
 
 MOST = 500  # patients in the attack by difference
 SHRINKAGE = 0.1  # of a covariance to its mean variance
@@ -131,7 +133,10 @@ def _score_by_class(
     members: Features,
     others: Features,
 ) -> tuple[Scores, Scores]:
-    """Scores of all members and others whose class has both."""
+    """Scores of one image of each patient whose class has members and others."""
+    members, others = (
+        each[one_of_each(each.patients.numpy()).sort().values] for each in (members, others)
+    )
     own, foreign = [np.empty(0)], [np.empty(0)]
     for label in members.labels.unique().tolist():
         if len(outside := others.select_class(label)):

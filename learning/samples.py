@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -48,6 +50,20 @@ class Samples:
         return replace(
             self, pixels=self.images.to(device), labels=self.labels.to(device), rows=None
         )
+
+
+def one_of_each(patients: NDArray[np.int64], rng: torch.Generator | None = None) -> Tensor:
+    """Rows of one random image of each of p patients, in a random order, int64 [p].
+
+    Images of one patient are alike, so a test that takes images as independent gets one of each.
+
+    Args:
+        patients: The patient of each image [n].
+        rng: None = the same order each time.
+    """
+    order = torch.randperm(len(patients), generator=rng or torch.Generator().manual_seed(0))
+    firsts = np.unique(patients[order.numpy()], return_index=True)[1]
+    return order[torch.from_numpy(np.sort(firsts))]
 
 
 def round_up(count: int) -> int:

@@ -16,20 +16,21 @@ of the excess of a perfect attack. A simulation has no policy, and no attack.
 import json
 import logging
 
-import torch
+import numpy as np
 from torch import nn
 
 from audit.membership import exceeds
 from audit.model import Predictions, audit_model
 from audit.report import Report
 from client_app.authority.policy import ModelRules
+from client_app.datasets.pool import LocalSamples
 from client_app.request import Request, log_once
 from client_app.store import append_text
 from learning.evaluation import probabilities
-from learning.samples import Samples
+from learning.samples import one_of_each
 from strategies.protocol.parcel import Manifest
 
-MOST = 2000  # training images, and test images, in an attack
+MOST = 2000  # training patients, and test patients, in an attack
 EPOCHS = 100  # of MemGuard's network; the thesis uses five networks and 400 epochs
 FILE = "membership.jsonl"
 
@@ -43,8 +44,8 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
     """
     hospital, limit = request.hospital, rules.max_membership
     last = request.order.round == hospital.settings.num_server_rounds
-    if len(hospital.data.train) < 2 or not len(hospital.data.test):
-        log_once("No model is attacked: this needs 2 training images and 1 test image.")
+    if len(np.unique(hospital.data.train.patients)) < 2 or not len(hospital.data.test):
+        log_once("No model is attacked: this needs 2 training patients and 1 test image.")
         return
     with request.clock.measure("evaluate"):
         members, others = (
@@ -57,9 +58,9 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
         rules.uphold("max-membership", each.high if exceeds(each, limit) else 0.0)
 
 
-def _predictions(network: nn.Module, part: Samples, deadline: float) -> Predictions:
-    """The model's outputs for images of the hospital; a random `MOST` of them if there are more."""
-    rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:MOST]
+def _predictions(network: nn.Module, part: LocalSamples, deadline: float) -> Predictions:
+    """The model's outputs for one image of each patient, of `MOST` random patients at most."""
+    rows = one_of_each(part.patients)[:MOST]
     chosen = part[rows.to(part.labels.device)]
     return Predictions(probabilities(network, chosen.images, deadline).nan_to_num(), chosen.labels)
 

@@ -12,6 +12,7 @@ from audit.buffer import (
     shadow_scores,
     small,
 )
+from learning.samples import one_of_each
 
 
 def images(count, seed=0, height=8, width=8):
@@ -80,5 +81,35 @@ def test_near_copies_are_mirrored_and_noisy():
 def test_a_loose_limit_needs_no_more_copies_in_the_positive_control():
     """Half of near-copies have a leak of 0.5 or less, which no limit of 0.9 could notice."""
     real = images(400, height=16, width=16)
-    found = attack_buffer(real[:160], (real[160:240], real[240:320]), real[320:], 0.9, seed=0)
+    halves = real[160:240], real[240:320]
+    found = attack_buffer(real[:160], torch.arange(160), halves, real[320:], 0.9, seed=0)
     assert (found.noticed, found.verdict) == (0.25, "passed")
+
+
+@pytest.mark.slow
+def test_a_patient_with_many_images_counts_once():
+    """40 patients with 10 images each, and 20 others: no honest buffer is refused as leaky.
+
+    If each image counted, a third of these buffers would be refused.
+    """
+    verdicts = []
+    for seed in range(12):
+        one_each = images(40, seed, 12, 12)
+        noise = 20 * torch.randn(400, 1, 12, 12, generator=torch.Generator().manual_seed(seed))
+        members = (one_each.repeat_interleave(10, 0) + noise).clamp(0, 255).to(torch.uint8)
+        others, made = images(20, 100 + seed, 12, 12), images(128, 200 + seed, 12, 12)
+        asked = one_of_each(np.arange(400) // 10)
+        found = attack_buffer(members, asked, (others[:10], others[10:]), made, 0.05, seed)
+        assert (found.members, found.others) == (40, 20)
+        verdicts.append(found.verdict)
+    assert verdicts.count("refused") <= 2
+
+
+def test_a_buffer_can_copy_some_of_all_members():
+    """100 synthetic images of 400 members: a perfect attack finds a quarter."""
+    real = images(440)
+    asked, halves = one_of_each(np.arange(400) // 10), (real[400:420], real[420:])
+    found = attack_buffer(real[:400], asked, halves, real[:100], 0.05, seed=0)
+    (trial, _) = found.trials
+    expected = trial.worth.excess_auc.value / (0.5 * 100 / 400)
+    assert trial.leak_auc.value == pytest.approx(min(1.0, expected))

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
@@ -11,7 +12,8 @@ CLASSES = ("healthy", "ill", "unknown")
 def auditor(held_out=None, quantile=0.01):
     training, labels = draw(120, seed=1)
     images, seen = draw(80, seed=2) if held_out is None else held_out
-    settings = {"wanted": labels, "classes": CLASSES, "quantile": quantile}
+    patients = (np.arange(len(training)), np.arange(len(images)))
+    settings = {"wanted": labels, "classes": CLASSES, "quantile": quantile, "patients": patients}
     return Auditor(training, images, seen, **settings)
 
 

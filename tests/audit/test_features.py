@@ -28,7 +28,9 @@ def samples(count, seed, width=WIDTH):
 def judge():
     training, labels = drawn(300, seed=1)
     held_out = drawn(200, seed=2)
-    return Auditor(training, *held_out, wanted=labels, classes=CLASSES, quantile=0.01)
+    patients = (np.arange(300), np.arange(200))
+    settings = {"wanted": labels, "classes": CLASSES, "quantile": 0.01, "patients": patients}
+    return Auditor(training, *held_out, **settings)
 
 
 def near_copies(features):
@@ -54,6 +56,33 @@ def test_other_features_pass(judge):
     assert judge.check(images[~refused], labels[~refused]).passed
 
 
+def patients_of(count, each, seed):
+    """Features of patients, `each` of them with so many images, which are alike."""
+    middles, _ = drawn(count, seed)
+    views = torch.randn(count * each, WIDTH, 1, 1, generator=torch.Generator().manual_seed(seed))
+    return normalize(middles.repeat_interleave(each, 0) + 0.5 * normalize(views))
+
+
+def test_a_patient_with_many_images_counts_once_in_the_test_of_nearness():
+    """Of 60 honest buffers about three have p < 0.05; with 10 images a patient it was half."""
+    owners = np.arange(400) // 10
+    low = 0
+    for seed in range(60):
+        training, others = patients_of(40, 10, seed), patients_of(10, 10, 1000 + seed)
+        labels = torch.zeros(400, dtype=torch.int64)
+        judge = Auditor(
+            *(training, others, labels[:100]),
+            wanted=labels,
+            classes=("a",),
+            quantile=0.01,
+            patients=(owners, owners[:100]),
+        )
+        assert [len(each) for each in judge.equal] == [10, 10]
+        made = patients_of(128, 1, 2000 + seed)
+        low += judge.check(made, labels[:128]).figures["release-nearer-p"] < 0.05
+    assert low <= 9
+
+
 def test_images_are_no_features(judge):
     images, labels = drawn(20, seed=3)
     (reason,) = judge.check((images * 255).to(torch.uint8), labels).reasons
@@ -65,7 +94,7 @@ def test_near_copies_of_features_are_noticed_by_the_attacks():
     made = ClassGaussians(members.images, members.labels).render(members.labels, 3)
     first = torch.arange(800) // 2 % 2 == 0  # classes are in turn
     halves = others.images[first], others.images[~first]
-    found = attack_buffer(members.images, halves, made, limit=0.05, seed=0)
+    found = attack_buffer(members.images, torch.arange(400), halves, made, limit=0.05, seed=0)
     assert found.noticed is not None
     assert not found.leaks
 
@@ -77,7 +106,7 @@ def test_a_mean_of_few_features_reveals_them(seen, found):
     labels = torch.arange(400) % 2
     made = Samples(ClassGaussians(fitted.images, fitted.labels).render(labels, 3), labels)
     halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
-    trial = class_means_trial(members, (halves[0], halves[1]), made)
+    trial = class_means_trial(members, (halves[0], halves[1]), made, reach=1.0)
     assert (trial.worth.attack.auc.low > 0.7) == found
 
 
@@ -91,14 +120,14 @@ def test_a_mean_in_a_subspace_reveals_them_without_noise(seen, count):
     labels = torch.arange(count) % 2
     made = Samples(noised_features.NoisedClasses(noised, 2).render(labels, 3), labels)
     halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
-    trial = class_means_trial(members, (halves[0], halves[1]), made)
+    trial = class_means_trial(members, (halves[0], halves[1]), made, reach=1.0)
     assert (trial.worth.attack.auc.low > 0.7) == seen
 
 
 def test_one_synthetic_feature_of_each_class_can_be_attacked():
     members, others = samples(40, 1), samples(200, 2)
     halves = [others[torch.arange(200) // 2 % 2 == k] for k in (0, 1)]
-    trial = class_means_trial(members, (halves[0], halves[1]), members[torch.arange(2)])
+    trial = class_means_trial(members, (halves[0], halves[1]), members[torch.arange(2)], 0.05)
     assert 0 <= trial.worth.attack.auc.value <= 1
 
 
@@ -111,6 +140,6 @@ def test_an_image_of_a_class_without_references_has_no_score():
     members, others = samples(40, 1), samples(200, 2)
     one = others[others.labels == 0]
     halves = one[torch.arange(50)], one[torch.arange(50, 100)]
-    trial = class_means_trial(members[members.labels == 1], halves, members)
+    trial = class_means_trial(members[members.labels == 1], halves, members, reach=1.0)
     assert trial.worth.attack.members == 20
     assert trial.worth.attack.tpr.value in (0.0, 1.0)  # all members are alike

@@ -84,6 +84,16 @@ def test_sums_of_other_images_reveal_nothing():
     assert found["likelihood"] == CHANCE
 
 
+def test_a_patient_with_many_images_counts_once():
+    """The attack by difference scores one image of a patient, and so do the others."""
+    members, others = (features(200, seed, np.arange(200) // 10) for seed in (1, 2))
+    sent, noise = moments(members)
+    report = audit_sums(sent, noise, members, others, 1.0, np.random.default_rng(0))
+    for name in ("difference", "likelihood"):
+        assert report.evidence[name]["attack"]["members"] == 20
+    assert report.evidence["likelihood"]["attack"]["others"] == 20
+
+
 def test_a_class_without_held_out_images_is_not_attacked():
     members, others = features(20, 1), features(2, 2)
     sent, noise = moments(members)

@@ -26,13 +26,14 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
         context(0, hospitals, config, **{"store-dir": str(tmp_path / "store")})
     )
     train = Samples(hospital.data.train.images, hospital.data.train.labels)
-    learnt = train[frequent_rows(train.labels, hospital.settings.release.min_class_images)]
+    rows = frequent_rows(train.labels, hospital.settings.release.min_class_images)
     distance: Any = SimpleNamespace(name="untrained-squeeze")
     return Job(
         hospital=hospital,
         size=64,
         train=train,
-        learnt=learnt,
+        learnt=train[rows],
+        patients=hospital.data.train.patients[rows.numpy()],
         preset=PRESETS["tiny"],
         distance=distance,
         seed=0,
@@ -93,7 +94,8 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     known = (images + noise).round().clamp(0, 255).to(torch.uint8)
     first, second = held_out_halves(job)
     halves = (first.images, second.images)
-    found = attack_buffer(job.learnt.images, halves, known, 0.05, seed=0)
+    asked = torch.arange(len(job.learnt))
+    found = attack_buffer(job.learnt.images, asked, halves, known, 0.05, seed=0)
     assert found.verdict == "refused"
 
 
@@ -139,6 +141,36 @@ def test_a_small_hospital_says_that_it_cannot_tell(tmp_path, hospitals):
         uphold(job, attack(job, buffer, {}, no_shadows))
 
 
+def test_of_each_member_one_image_is_scored(tmp_path):
+    job = job_of(tmp_path, hospitals=2)
+    job = replace(job, patients=job.patients // 10)
+    found = attack(job, strangers(tmp_path, 64, hospitals=2), {}, no_shadows).evidence
+    assert found["members"] == len({*job.patients.tolist()}) < len(job.learnt) / 5
+
+
+def test_a_shadow_is_trained_on_all_images_of_a_patient_or_on_none(tmp_path):
+    job = job_of(tmp_path, release__shadow_generators=2)
+    owners = job.patients // 10
+    of_image = {
+        image.numpy().tobytes(): owner
+        for image, owner in zip(job.learnt.images, owners, strict=True)
+    }
+    learnt = []
+
+    def sampler(shadow):
+        found = (of_image.get(image.numpy().tobytes()) for image in shadow.learnt.images)
+        learnt.append({owner for owner in found if owner is not None})
+        return SimpleNamespace(
+            figures={}, render=lambda labels, seed: strangers(tmp_path, 64).images
+        )
+
+    test = job.hospital.data.test
+    others = Samples(test.images, test.labels)
+    trial = shadow_attack(replace(job, patients=owners), strangers(tmp_path, 64), others, sampler)
+    assert not learnt[0] & learnt[1]
+    assert trial.worth.attack.members == len({*owners.tolist()})
+
+
 def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_path):
     job = job_of(tmp_path)
     data = job.hospital.data
@@ -154,7 +186,8 @@ def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_p
     halves = [{each.numpy().tobytes() for each in half.images} for half in held_out_halves(job)]
     assert not copied & (halves[0] | halves[1])
     rows = [[of_image[each] for each in half] for half in halves]
-    assert not {*owners[rows[0]].tolist()} & {*owners[rows[1]].tolist()}
+    patients = owners[rows[0] + rows[1]].tolist()
+    assert len(patients) == len({*patients}) > 10
     assert int(test.labels[rows[0] + rows[1]].max()) == 3
 
 

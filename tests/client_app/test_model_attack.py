@@ -6,16 +6,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from client_app.authority.policy import Policy, PolicyError
+from client_app.datasets.pool import LocalSamples
 from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
 from client_app.store import Store
 from client_app.visit import Visit
-from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 
 
@@ -34,7 +35,7 @@ class Memorising(nn.Module):
 def samples(count, seed):
     rng = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (count, 1, 2, 2), dtype=torch.uint8, generator=rng)
-    return Samples(images, torch.zeros(count, dtype=torch.int64))
+    return LocalSamples(images, torch.zeros(count, dtype=torch.int64))
 
 
 def asked(tmp_path, members=80, others=40, last=True) -> Any:
@@ -58,6 +59,16 @@ LABEL = Manifest("wien", "", ["a", "b"], round=2, hop=1)
 
 def noted(tmp_path):
     return [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+
+
+def test_of_each_patient_one_image_is_attacked(tmp_path):
+    request = asked(tmp_path)
+    owners = np.arange(80) // 4
+    request.hospital.data.train = replace(request.hospital.data.train, groups=owners)
+    attack_model(request, Memorising([]), LABEL, rules(1.0))
+    (noted_here,) = noted(tmp_path)
+    assert noted_here["by-loss"]["attack"]["members"] == 20
+    assert noted_here["by-loss"]["attack"]["others"] == 40
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def make_buffer(
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
     rows = countable[_learnt_rows(hospital, train.labels.cpu()[countable])]
-    learnt = train[rows]
+    learnt, patients = train[rows], data.train.patients[rows.numpy()]
     if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
         _check_patients(hospital, rows, len(countable))
     images = [fingerprint(train), fingerprint(learnt)]
@@ -104,7 +104,7 @@ def make_buffer(
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
-    job = Job(hospital, size, train, learnt, preset, distance, seed, place, deadline)
+    job = Job(hospital, size, train, learnt, patients, preset, distance, seed, place, deadline)
     allowed = max(0.0, deadline - time.monotonic())
     try:
         # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw

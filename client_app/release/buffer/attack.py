@@ -1,7 +1,7 @@
 """Membership attacks on a buffer before it leaves.
 
 audit/buffer.py has the attacks. Members are the images that the sampler learnt from. Others are the
-hospital's test images of the same classes, in two halves; each patient is in one half.
+hospital's test images of the same classes, in two halves. Of each patient one image is attacked.
 """
 
 import logging
@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.buffer import Attacked, Trial, attack_buffer, shadow_trial
+from audit.buffer import Attacked, Trial, attack_buffer, reach_of, shadow_trial
 from audit.class_means import class_means_trial
 from audit.report import Report
-from client_app.release.buffer.job import Job, fingerprint, sample
+from client_app.release.buffer.job import Job, fingerprint
 from client_app.release.buffer.registry import Sampler
 from gan.synthesis import balanced_labels
-from learning.samples import Samples, concatenate
+from learning.samples import Samples, concatenate, one_of_each
 
 MOST_REFERENCES = 500  # test images of either half
 
@@ -44,12 +44,15 @@ def attack(
         TimeoutError: The deadline has passed; trained shadows are kept.
     """
     release = job.hospital.settings.release
-    members = sample(job.learnt, len(job.learnt))  # shuffled, since classes are in order
+    asked = one_of_each(job.patients)
     first, second = held_out_halves(job)
-    own, one, other = (job.comparable(each.images) for each in (members, first, second))
-    found = attack_buffer(own, (one, other), samples.images, release.max_membership, job.seed)
+    own, one, other = (job.comparable(each.images) for each in (job.learnt, first, second))
+    limit = release.max_membership
+    found = attack_buffer(own, asked, (one, other), samples.images, limit, job.seed)
     if found.trials and job.hospital.data.whole:
-        trial = class_means_trial(members, (first, second), samples)
+        members = job.learnt[asked.to(job.learnt.labels.device)]
+        reach = reach_of(len(samples), len(job.learnt))
+        trial = class_means_trial(members, (first, second), samples, reach)
         found = replace(found, trials=(*found.trials, trial))
     # A shadow of a sampler with a guarantee would spend privacy budget.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
@@ -67,7 +70,7 @@ def shadow_attack(
 ) -> Trial:
     """Attack a buffer with shadow generators, which are kept in the folder of the sampler.
 
-    The sampler did not learn from `others`. `train` trains such a sampler.
+    The sampler did not learn from `others`, each of another patient. `train` trains such a sampler.
 
     Raises:
         TimeoutError: The deadline has passed; trained shadows are kept.
@@ -85,23 +88,22 @@ def shadow_attack(
         return train(shadow).render(balanced_labels(len(samples), own.labels), job.seed)
 
     count = settings.release.shadow_generators
-    return shadow_trial(everyone.images, len(job.learnt), samples.images, count, draw)
+    return shadow_trial(everyone.images, job.patients, samples.images, count, draw)
 
 
 def held_out_halves(job: Job) -> tuple[Samples, Samples]:
-    """Two halves of the test images of learnt classes; each patient is in one half.
+    """Two halves of the test images of learnt classes, one image of each patient.
 
     Copies of training images are left out, since they are members.
     """
-    data = job.hospital.data
-    test = Samples(data.test.images, data.test.labels)
+    test = job.hospital.data.test
     known = {image.cpu().numpy().tobytes() for image in job.train.images}
     fresh = torch.tensor([image.cpu().numpy().tobytes() not in known for image in test.images])
-    rows = (torch.isin(test.labels.cpu(), job.learnt.labels.unique().cpu()) & fresh).nonzero()
+    rows = (torch.isin(test.labels.cpu(), job.learnt.labels.unique().cpu()) & fresh).nonzero()[:, 0]
+    rows = rows[one_of_each(test.patients[rows.numpy()]).sort().values]
     rng = np.random.default_rng(0)
-    owners, patients = np.unique(data.test.patients[rows[:, 0].numpy()], return_inverse=True)
-    halves = rng.permutation(len(owners))[patients] % 2
-    of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
+    halves = rng.permutation(len(rows)) % 2
+    of_half = [rows[torch.from_numpy(halves == k)] for k in (0, 1)]
     chosen = [each[rng.permutation(len(each))[:MOST_REFERENCES]] for each in of_half]
     first, second = (test[each.to(test.labels.device)] for each in chosen)
     return first, second

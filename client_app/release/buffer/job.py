@@ -28,6 +28,7 @@ class Job:
     size: int  # number of synthetic images
     train: Samples  # the hospital's training images, in memory
     learnt: Samples  # training images that the sampler learns from
+    patients: NDArray[np.int64]  # their patients
     preset: Preset  # size and schedule of the GAN
     # The perceptual distance of the privacy term, the audit and the figures
     distance: PairwiseLPIPS

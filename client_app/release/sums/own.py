@@ -159,13 +159,13 @@ class OwnSums:
         weights = torch.ones(len(added)) if images.weights is None else images.weights
         owners, test = torch.from_numpy(images.patients), self.hospital.data.test
         held_out = project(test.images.flatten(1), self.settings.dimensions, self._signs)
-        few = torch.zeros(len(test), dtype=torch.int64)
+        of_test, none = torch.from_numpy(test.patients), torch.zeros(len(test)).double()
         with self.request.clock.measure("evaluate"):
             report = audit_sums(
                 self._moments(sent),
                 self._moments(sent - exact),
                 Features(images.features, images.labels, owners, weights.double())[added],
-                Features(held_out, test.labels.cpu(), few, few.double()),
+                Features(held_out, test.labels.cpu(), of_test, none),
                 rules.max_membership,
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
