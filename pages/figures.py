@@ -13,8 +13,8 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
-from learning import intervals
 from learning.intervals import Estimate, Z
+from learning.intervals import combine as combine_estimates
 from strategies.protocol.text import amount
 
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
@@ -137,7 +137,7 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
 def combine(weights: Sequence[float], figures: Sequence[Mapping[str, Any]]) -> Figure:
     """The weighted sum of figures with independent errors."""
     parts = [Estimate(each["value"], each["low"], each["high"]) for each in figures]
-    total = intervals.combine(weights, parts, None)
+    total = combine_estimates(weights, parts, None)
     return {"value": total.value, "low": total.low, "high": total.high}
 
 
