@@ -10,13 +10,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def secret_rng() -> np.random.Generator:
-    """A generator with a key of 128 bits from the system's entropy.
+def secret_rng(key: bytes = b"") -> np.random.Generator:
+    """A generator with a key of 128 bits: the first ones of `key`, or from the system's entropy.
 
     Not numpy's default: its state has been found from many of its numbers (Bouillaguet et al. 2020,
     doi:10.13154/tosc.v2020.i3.175-196). No such attack on Philox is known.
     """
-    return np.random.Generator(np.random.Philox())
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16]) if key else None))
 
 
 @contextmanager

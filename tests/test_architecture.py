@@ -160,6 +160,14 @@ def test_files_are_written_whole_or_not_at_all():
     assert found == IN_PLACE
 
 
+def test_no_secret_seeds_a_generator_whose_state_can_be_found():
+    """learning/randomness.py has a generator for secrets."""
+    fixed = re.compile(r"default_rng\((?!0\))")
+    assert not [
+        path for path in FILES if "client_app" in path.parts and fixed.search(path.read_text())
+    ]
+
+
 # Files of the package, and a secret that its own parent process has written.
 OWN_FILES = {
     *("client_app/authority/policy.py", "deploy/approved.py", "deploy/control.py"),

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from audit.embeddings import Encoded, audit_embeddings
 from audit.report import Report
-from client_app.authority.identity import secret_of
 from client_app.authority.policy import EmbeddingRules, PolicyError, uphold
 from client_app.release.disclosure import Disclosure
 from client_app.request import Request
 from client_app.store import Store, append_text, own_folder
 from learning.learners.fil_ver import FilVer
 from learning.learners.plain import Learner
+from learning.randomness import secret_rng
 from strategies.protocol.embeddings import MOST
 from strategies.protocol.files import read_text
 from strategies.protocol.records import ParcelError
@@ -149,5 +149,4 @@ def _noise(request: Request, name: str) -> np.random.Generator:
     if hospital.policy is None:
         seed, task = hospital.settings.seed, request.order.task
         return rng_for(seed, "embeddings", task, hospital=hospital.name)
-    key = hmac.digest(secret_of(hospital.store), name.encode(), hashlib.sha256)
-    return np.random.default_rng(int.from_bytes(key))
+    return secret_rng(hmac.digest(hospital.secret, name.encode(), "sha256"))

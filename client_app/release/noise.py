@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.pool import Indices
+from learning.randomness import secret_rng
 
 SEPARATION = 4.0
 COARSEST = 0.25
@@ -41,7 +42,7 @@ class Noise:
     def permutation(self, name: bytes, count: int) -> Indices:
         """Numbers from 0 to `count` - 1 in an order that follows from the secret."""
         key = hmac.digest(self.secret, name, "sha256")
-        return np.random.default_rng(int.from_bytes(key)).permutation(count)
+        return secret_rng(key).permutation(count)
 
 
 def effects(patients: Indices, labels: Indices) -> dict[str, float]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from client_app.datasets.pool import large_class_rows
 from client_app.release.buffer.job import Job
 from gan.class_gaussians import ClassGaussians
+from learning.randomness import secret_rng
 from learning.samples import Samples
 
 
@@ -56,4 +57,4 @@ def _hash(images: Tensor) -> str:
 
 def _stream(secret: bytes, images: str) -> np.random.Generator:
     """The random numbers of a class, from hashes of images."""
-    return np.random.default_rng(int.from_bytes(hmac.digest(secret, images.encode(), "sha256")))
+    return secret_rng(hmac.digest(secret, images.encode(), "sha256"))
