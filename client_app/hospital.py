@@ -73,6 +73,11 @@ class Hospital:
         return self.policy.machine if self.policy else None
 
     @property
+    def smallest_group(self) -> int:
+        """The policy's `figures.smallest-group`, in patients; 1 in a simulation."""
+        return self.policy.figures.smallest_group if self.policy else 1
+
+    @property
     def secret(self) -> bytes:
         """The secret of the store, which keys hashes of images; empty in a simulation."""
         return secret_of(self.store) if self.policy else b""

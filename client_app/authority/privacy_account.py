@@ -79,14 +79,16 @@ def read_account(folder: Path) -> list[Spent]:
         raise OwnError("privacy account", f"{path} is damaged: {error}") from error
 
 
-def require_delta(name: str, delta: float, patients: NDArray[Any]) -> None:
+def require_delta(name: str, delta: float, patients: NDArray[Any], group: int) -> None:
     """Refuse a setting δ that is too large for the patients of the images.
 
+    The server chooses δ, so a refusal by their exact number would count them.
+
     Raises:
-        SettingsError: It is not below one over their number.
+        SettingsError: It is not below one over their number, rounded up to whole groups.
     """
     allowed = "below one over the number of patients (or images) that a hospital trains on"
-    require(delta * len(np.unique(patients)) < 1, name, delta, allowed)
+    require(delta * -(-len(np.unique(patients)) // group) * group < 1, name, delta, allowed)
 
 
 def noise_for(epsilon: float, delta: float) -> float:

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import dp_accounting
+import numpy as np
 import pytest
 from scipy.stats import norm
 
@@ -12,9 +13,11 @@ from client_app.authority.privacy_account import (
     epsilon,
     noise_for,
     read_account,
+    require_delta,
     spend,
 )
 from strategies.protocol.declared import LEAST_DELTA, LEAST_EPSILON, MOST_DELTA, MOST_EPSILON
+from strategies.protocol.settings import SettingsError
 
 RULES = PrivacyRules(require=[], max_epsilon=1.0, max_delta=1e-5)
 
@@ -102,3 +105,19 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
         file.write('\n{"what": "y", "noi')
     spend(tmp_path, Spent("z", 100.0), 1e-5, RULES)
     assert read_account(tmp_path) == [Spent("x", 100.0), Spent("z", 100.0)]
+
+
+@pytest.mark.parametrize("delta", [1 / 306, 1 / 300, 1 / 311])
+def test_a_refusal_by_delta_does_not_count_the_patients(delta):
+    """301 and 310 patients are 310; a simulation, whose groups are of one, has the exact number."""
+
+    def refused(patients, group):
+        try:
+            require_delta("train.dp.delta", delta, np.arange(patients), group)
+        except SettingsError:
+            return True
+        return False
+
+    assert len({refused(patients, 10) for patients in range(301, 311)}) == 1
+    assert refused(310, 10) == (delta * 310 >= 1)
+    assert refused(305, 1) == (delta * 305 >= 1)

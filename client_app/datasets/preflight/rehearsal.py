@@ -72,8 +72,7 @@ def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
 
     settings, labels = hospital.settings, hospital.data.train.labels
     fewest = settings.release.min_class_images
-    group = hospital.policy.figures.smallest_group if hospital.policy else 1
-    if not frequent_rows(labels, fewest, group).any():
+    if not frequent_rows(labels, fewest, hospital.smallest_group).any():
         yield Finding(
             "no-buffer",
             f"No class has {fewest} images to train on (release.min-class-images): no synthetic "

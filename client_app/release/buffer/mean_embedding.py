@@ -60,7 +60,7 @@ class MeanEmbeddingSampler:
 def _release(job: Job) -> Moments | NoisedSums:
     hospital, gan = job.hospital, job.hospital.settings.gan
     data = hospital.data
-    require_delta("gan.delta", gan.delta, data.train.patients)
+    require_delta("gan.delta", gan.delta, data.train.patients, hospital.smallest_group)
     noise = noise_for(gan.epsilon, gan.delta)
     normal: Normal = rng_for(hospital.settings.seed, "dp", hospital=hospital.name).standard_normal
     if policy := hospital.policy:

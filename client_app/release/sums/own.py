@@ -205,7 +205,7 @@ class OwnSums:
             total = kept.pop(SPENT)
             return Sums.from_arrays(kept), total
         hospital, order, delta = self.hospital, self.request.order, self.settings.delta
-        require_delta("sums.delta", delta, self.images.patients)
+        require_delta("sums.delta", delta, self.images.patients, hospital.smallest_group)
         multiplier = noise_for(self.settings.epsilon, delta)
         spent = Spent(f"sums of task {order.task} of run {order.run}", multiplier)
         total = np.array(self.request.spend(spent, delta))
