@@ -6,12 +6,13 @@ step is the mean over a batch of new images and the kept ones beside it (learnin
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
-from learning.samples import Samples, concatenate, round_up
+from learning.samples import Samples, round_up
 from learning.settings import RehearsalSettings
 from learning.stream import add_task, draw_rows, earlier_samples, replay_size
 from strategies.protocol.settings import Settings
@@ -40,8 +41,9 @@ class NaiveRehearsal(Learner):
         if self.kept is None:
             return super().observe(batch, draws)
         count = replay_size(batch, self.samples, self.kept, self.received.min_batch)
-        old = draws.draw(self.kept, count)
-        logits = self.model(draws.view(concatenate([batch, old]).images))
+        # The batch has its view first, as with every learner: SER looks at the same view.
+        images, old = draws.view(batch.images), draws.draw(self.kept, count)
+        logits = self.model(torch.cat([images, draws.view(old.images)]))
         new = self.cross_entropy(logits[: len(batch)], batch.labels)
         kept = functional.cross_entropy(logits[len(batch) :], old.labels)
         return (len(batch) * new + count * kept) / (len(batch) + count)

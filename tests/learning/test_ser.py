@@ -3,6 +3,7 @@
 import copy
 import math
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -195,6 +196,25 @@ def test_any_learner_can_be_wrapped(name):
         rehearsal = dict(learner.rehearsal())
         assert rehearsal.keys() == learner.wrapped.rehearsal().keys()
         assert model.known is None  # the network serves other learners afterwards
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_the_classifier_and_the_encoder_see_the_same_view(name):
+    rehearsal: dict[str, Any] = {}
+    for task in (1, 2):
+        model, samples = network("ser-cnn"), data()
+        samples.labels.fill_(task)
+        received = Received(rehearsal=rehearsal, task=task)
+        learner = learner_of(SER, model, samples, received, ser__learner=name)
+        learner.begin_epoch(1)
+        with (
+            patch.object(model, "look", wraps=model.look) as look,
+            patch.object(model.classifier, "forward", wraps=model.classifier.forward) as classify,
+        ):
+            learner.observe(samples, draws(augment="crop-flip"))
+        rehearsal = dict(learner.rehearsal())
+        looked, classified = (each.call_args_list[0].args[0] for each in (look, classify))
+        torch.testing.assert_close(255 * classified[: len(samples)], looked.float())
 
 
 def test_a_saliency_network_is_trained_alone_and_without_labels():
