@@ -27,9 +27,10 @@ Deviations:
     `train.class-balance` and `train.focal-gamma` change nothing.
  2. M_old is the first model that comes to the hospital in a task; it sees images without
     `train.augment`.
- 3. Kept images of the present task are chosen again at each visit.
- 4. Means of classes that the hospital does not have, or leaves out, stay as they came.
- 5. The authors' code herds by a running sum of the means' differences, and its means also have the
+ 3. Each task has new classes.
+ 4. Kept images of the present task are chosen again at each visit.
+ 5. Means of classes that the hospital does not have, or leaves out, stay as they came.
+ 6. The authors' code herds by a running sum of the means' differences, and its means also have the
     mirrored images. Algorithms 1 and 4 do neither.
 """
 
@@ -86,8 +87,14 @@ class ICaRL(FromBefore):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without a known last layer, and a reservoir without images."""
+        """Refuse a network without a known last layer, no kept images, and tasks of equal classes.
+
+        A class that comes again would lose the images that were kept of it.
+        """
         last_layer(model)
+        allowed = "classes or given with icarl, whose tasks have new classes"
+        cut = settings.task_cut
+        require(settings.tasks == 1 or cut in ("classes", "given"), "task-cut", cut, allowed)
         size = cls.read_settings(settings).size
         require(size > 0, "reservoir.size", size, "2 or more for icarl, which needs class means")
 

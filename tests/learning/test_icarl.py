@@ -56,6 +56,14 @@ def test_one_step_by_hand():
     assert gradient.tolist() == pytest.approx([-0.25, 0.25, 0.0])
 
 
+@pytest.mark.parametrize("cut", ["permuted", "shared-classes"])
+def test_tasks_of_equal_classes_are_refused(cut):
+    """A class that comes again would lose the images that were kept of it."""
+    with pytest.raises(SettingsError, match=r"task-cut.*new classes"):
+        ICaRL.check_suited(network(), settings(tasks=2, task_cut=cut))
+    ICaRL.check_suited(network(), settings(tasks=2, task_cut="given"))
+
+
 def two_visits(model):
     first = learner_of(ICaRL, model, of_class(0, 1), Received(task=1), reservoir__size=6)
     memory, rehearsal = first.memory(RNG), first.rehearsal()
