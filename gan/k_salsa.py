@@ -34,27 +34,34 @@ GRID = 4  # patches along a side
 
 def averages(source: Source) -> Codes:
     """The averages [n // k, D] of each class; fewer than k images of a class have one average."""
-    w, judge, k, codes = source.projection().w, class_judge(source), source.k, {}
-    for label, rows in source.rows.items():
-        clusters = group_equally(torch.cdist(w[rows], w[rows]), min(k, len(rows)))
-        made = [
-            source.make_once(f"average-{k}-{label}-{index}", _average, source, w, judge, rows[own])
-            for index, own in enumerate(clusters)
-        ]
-        codes[label] = torch.stack([each["w"] for each in made])
-    return codes
+    w, judge = source.projection().w, class_judge(source)
+    return {label: _averages_of_class(source, w, judge, label) for label in source.rows}
+
+
+def _averages_of_class(source: Source, codes: Tensor, judge: Judge, label: int) -> Tensor:
+    rows, k = source.rows[label], source.k
+    clusters = group_equally(torch.cdist(codes[rows], codes[rows]), min(k, len(rows)))
+    made = [
+        source.make_once(f"average-{k}-{label}-{index}", _average, source, codes, judge, rows[own])
+        for index, own in enumerate(clusters)
+    ]
+    return torch.stack([each["w"] for each in made])
 
 
 def blind_averages(source: Source) -> Codes:
     """Averages of clusters that ignore classes. Each has the class of most of its k images.
 
-    A class that no average would have gets the average with most of its images.
+    A class that no average would have gets the average with most of its images. If all its images
+    are left over, it has an average of its own.
     """
     w, judge, k, codes = source.projection().w, class_judge(source), source.k, {}
     clusters = group_equally(torch.cdist(w, w), min(k, len(w)))
     classes = int(source.labels.max()) + 1
     counts = torch.stack([source.labels[each].bincount(minlength=classes) for each in clusters])
     for label in source.rows:
+        if not counts[:, label].any():
+            codes[label] = _averages_of_class(source, w, judge, label)
+            continue
         own = (counts.argmax(dim=1) == label).nonzero().flatten()
         own = own if len(own) else counts[:, label].argmax(dim=0, keepdim=True)
         made = [

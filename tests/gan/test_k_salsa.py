@@ -74,6 +74,26 @@ def test_a_class_that_is_nowhere_the_most_frequent_has_the_average_with_most_of_
     assert any(torch.equal(found[1][0], each) for each in found[0])
 
 
+def test_a_class_whose_images_are_all_left_over_has_an_average_of_its_own(source, monkeypatch):
+    """Four corners of class 0 with edges of 0.8, four more far away, and two images of class 1.
+
+    These are at a distance of 1 from the near corners. A near corner has the sum of distances 3 ·
+    0.8 + 2, which is above 4, and its nearest images are the other corners.
+    """
+    place = source(k=4)
+    labels = torch.tensor([0] * 8 + [1] * 2)
+    place = type(place)(**{**vars(place), "labels": labels, "effort": _one_step(place.effort)})
+    w = torch.zeros(10, 5)
+    w[:4, :4] = 0.8 / 2**0.5 * torch.eye(4)
+    w[4:8] = w[:4] + 100
+    w[8:] = w[:4].mean(dim=0)
+    w[8:, 4] = torch.tensor([0.871, 0.873])
+    monkeypatch.setattr(Source, "projection", lambda _: Projection(w, place.images, w[:, 0]))
+    found = blind_averages(place)
+    torch.testing.assert_close(found[1], w[8:].mean(dim=0, keepdim=True))
+    assert len(found[0]) == 2
+
+
 def _one_step(effort):
     return type(effort)(**{**vars(effort), "average_steps": 1})
 
