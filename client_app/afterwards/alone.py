@@ -86,7 +86,8 @@ def train_alone(
             f"{ours or '(none)'} with these settings: give those of the run with --run-config."
         )
     prepare_cpu(settings.cpu_threads)
-    network, manifest = _train(hospital), _manifest(past, hospital)
+    fewest = policy.images.min_batch if policy else 2
+    network, manifest = _train(hospital, fewest), _manifest(past, hospital)
     own_folder(past.alone_file.parent)
     keep_model(replace(hospital, policy=policy), past.alone_file, network, manifest)
     # Models at home take images, also where the run trained heads on features.
@@ -98,8 +99,11 @@ def train_alone(
     return write_mixture(past.home, scores, test.labels)
 
 
-def _train(hospital: Hospital) -> nn.Module:
-    """The model after the run's number of rounds, trained as in the strategy `standalone`."""
+def _train(hospital: Hospital, fewest: int) -> nn.Module:
+    """The model after the run's number of rounds, trained as in the strategy `standalone`.
+
+    A step takes `fewest` images or more.
+    """
     settings = hospital.settings
     network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds
     received = Received()
@@ -108,7 +112,8 @@ def _train(hospital: Hospital) -> nn.Module:
         learner = Learner(network, hospital.data.train, settings, received)
         rng = rng_for(settings.seed, "visit", number, 1, hospital.name)
         in_round = settings.train.round_settings(number)
-        train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
+        epochs = settings.train.epochs
+        train(learner, in_round, epochs, rng, math.inf, progress=pace, fewest=fewest)
         received = Received(optimizer=learner.optimizer)
     return network
 
