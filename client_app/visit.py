@@ -114,7 +114,9 @@ class Visit:
                 raise ParcelError("The order asks for training with no epoch, or with no image.")
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
-            in_round = settings.train.round_settings(order.round)
+            # Of an asynchronous run the visits of a model count, which no slow hospital delays.
+            count = order.hop if settings.asynchronous else order.round
+            in_round = settings.train.round_settings(count)
             private, spent = None, {}
             if in_round.dp.noise_multiplier:
                 private, total = _private_steps(request, in_round, self.network, place)
@@ -130,7 +132,7 @@ class Visit:
                 fewest=hospital.policy.images.min_batch if hospital.policy else 2,
                 private=private,
             )
-            self.judge.check_visit()
+            self.judge.check_visit(in_round.learning_rate)
             self.memory = self.learner.memory(rng_for(settings.seed, "importance", *place))
         return metrics | spent
 
@@ -241,7 +243,7 @@ def _private_steps(
         raise ParcelError("With train.dp a model may train on the hospital's own images only.")
     check_network(network)
     owners, dp = hospital.data.train.patients, settings.dp
-    require_delta("train.dp.delta", dp.delta, owners)
+    require_delta("train.dp.delta", dp.delta, owners, hospital.smallest_group)
     secret = secret_rng() if policy else rng_for(hospital.settings.seed, "dp", *place)
     private = PrivateSteps.plan(owners, settings.batch_size, dp, secret)
     what = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"

@@ -9,8 +9,8 @@ are those of another method (`HandsOn`).
     So a checkpoint has the queues too; the server writes it after every delivery.
  2. After a visit the model goes to a hospital that is drawn from the others (`async.choose`).
  3. Drawing and training take their random numbers from (lineage, number of its visit). So the order
-    in which visits end determines all models, bit for bit. With `uniform` and without failures, a
-    lineage after k visits does not depend on the speed of hospitals.
+    in which visits end determines all models, bit for bit. With `uniform`, without failures and
+    without `tasks`, a lineage after k visits does not depend on the speed of hospitals.
  4. A round is N successful visits. Then models are tested as they are, and no hospital waits for
     the tests (`async.tests`, `evaluate.every`). The last round begins only the visits that it
     still needs.

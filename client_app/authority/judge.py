@@ -54,8 +54,8 @@ class Judge:
         self.arrays = numpy_arrays(network.state_dict()) if images is not None else {}
         self.arrays = {name: array.copy() for name, array in self.arrays.items()}
 
-    def check_visit(self) -> None:
-        """Refuse to hand on the model if training has spoilt it.
+    def check_visit(self, learning_rate: float) -> None:
+        """Refuse to hand on the model if training with this learning rate has spoilt it.
 
         Raises:
             DivergedError: Training has diverged.
@@ -66,9 +66,8 @@ class Judge:
                 self.loss, relative_loss(self.network, self.images), self.limit
             )
         if flaw:
-            rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate
             raise DivergedError(
                 f"Training at '{request.hospital.name}' in round {request.order.round} diverged "
                 f"and nothing of it was sent: {flaw}. Lower train.learning-rate there (it is "
-                f"{rate:g})."
+                f"{learning_rate:g})."
             )

@@ -356,5 +356,5 @@ def test_honest_runs_are_what_they_are_without_a_judge(tmp_path, monkeypatch):
         result, _ = run_here(places(tmp_path / name, chosen(tmp_path / name, "cwt", model="cnn")))
         found.append((models_of(result), summary_of(result)["accuracy_matrix"]))
         monkeypatch.setattr(Judge, "__init__", lambda *_: None)
-        monkeypatch.setattr(Judge, "check_visit", lambda _: None)
+        monkeypatch.setattr(Judge, "check_visit", lambda *_: None)
     assert found[0] == found[1]

@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from flwr.app import Message
@@ -7,6 +9,7 @@ from client_app.run import Kept
 from client_app.store import DamagedError, Store
 from learning.models import Architecture
 from learning.packing import pack_network
+from learning.training import train
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import to_record
@@ -101,6 +104,23 @@ def test_without_rounds_each_visit_goes_on_from_the_one_before_it(tmp_path):
         with np.load(newest) as arrays:
             seen.append(int(arrays["seen"]) / images)
     assert seen == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_without_rounds_the_learning_rate_follows_the_visits_of_a_model(tmp_path):
+    """Another hospital's speed decides in which round a visit is ordered."""
+    rates = []
+
+    def spy(learner, settings, *rest, **more):
+        rates.append(settings.learning_rate)
+        return train(learner, settings, *rest, **more)
+
+    changes = {"train__halve_every": 2, "mlp__hidden": "4"}
+    with patch("client_app.visit.train", spy):
+        for round_, number in ((2, 3), (5, 3), (5, 1)):
+            visit(tmp_path / f"{round_}-{number}", "a", round_, number, **changes)
+    usual = rates[-1]
+    assert rates == [usual / 2, usual / 2, usual]
 
 
 def test_without_rounds_a_visit_that_is_ordered_again_starts_where_it_did(kept):
