@@ -387,7 +387,8 @@ class Results:
                     save(state.shelf.get(model.parcel), draft)
         page = render(self.path.name, summary, events, config, pictures(state))
         write_whole(self.path / live.NAME, page)
-        self._feed.end(summary, self.path)
+        without_pictures = render(self.path.name, summary, events, config)
+        self._feed.end(summary, self.path, without_pictures)
         return summary
 
     def _summarise(

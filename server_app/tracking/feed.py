@@ -41,8 +41,8 @@ class Tracker(Protocol):
     def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
         """Take the figures of a round, unless the tracker has them."""
 
-    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Take the tags of a run that ended, its `status` first, and its files."""
+    def end(self, tags: Mapping[str, str], files: Sequence[Path], page: str) -> None:
+        """Take the tags of a run that ended, its `status` first, its files, and its report."""
 
 
 @dataclass
@@ -73,15 +73,18 @@ class Feed:
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
-    def end(self, summary: Summary, path: Path) -> None:
-        """Send the end of the run, with files of its result directory; models are not sent."""
+    def end(self, summary: Summary, path: Path, page: str) -> None:
+        """Send the end of the run, with files of its result directory; models are not sent.
+
+        `page` is the report without synthetic images, which are not sent either.
+        """
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
-        files = [path / name for name in (*names, "report.html")]
+        files = [path / name for name in names]
         kinds = sorted({own["kind"] for own in summary.data.values() if own["kind"]})
         # The kinds that hospitals really used replace the setting `dataset`.
         tags = {"status": summary.status} | ({"data": ", ".join(kinds)} if kinds else {})
         tags |= {"noise": "in all figures of hospitals"} if isfinite(summary.noise) else {}
-        self._tell(lambda tracker: tracker.end(tags, files))
+        self._tell(lambda tracker: tracker.end(tags, files, page))
         for name, line in self._lines.items():
             if line.waiting:
                 log(WARNING, "%s has not received all figures of this run", name)

@@ -77,13 +77,14 @@ class MLflow:
         self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
         self._rounds = number
 
-    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Send the files and the tags, and end the run."""
+    def end(self, tags: Mapping[str, str], files: Sequence[Path], page: str) -> None:
+        """Send the files, the report and the tags, and end the run."""
         from mlflow.entities import RunTag
 
         self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
         for file in files:
             self._client.log_artifact(self._id, str(file))
+        self._client.log_text(self._id, page, "report.html")
         self._client.set_terminated(
             self._id, "FAILED" if tags["status"] == "failed" else "FINISHED"
         )

@@ -41,8 +41,8 @@ class TensorBoard:
         self._add(step=number, summary=Summary(value=values))
         self._writer.flush()
 
-    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Close the event file; TensorBoard does not show other files."""
+    def end(self, tags: Mapping[str, str], files: Sequence[Path], page: str) -> None:
+        """Close the event file; TensorBoard shows neither files nor the report."""
         self._writer.close()
 
     def _add(self, **content: Any) -> None:

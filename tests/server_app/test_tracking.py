@@ -1,11 +1,15 @@
 """What trackers are told of a run, and that none of them can end it."""
 
 import pytest
+import torch
 
+from learning.packing import pack_buffer
+from learning.samples import Samples
 from server_app import results as results_module
 from server_app.results import Results
 from server_app.tracking import feed
 from strategies.engine.events import Event
+from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.server_app.conftest import evaluated
@@ -34,9 +38,10 @@ class Memory:
         self._may_fail("round")
         self.rounds[number] = (list(hospitals), dict(figures))
 
-    def end(self, tags, files):
+    def end(self, tags, files, page):
         self._may_fail("end")
         self.ended = (tags["status"], [file.name for file in files if file.exists()])
+        self.sent = [*(file.read_text() for file in files if file.exists()), page]
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ def test_figures_of_the_run_and_of_each_hospital_are_those_of_the_summary(memory
     assert memory.rounds[2][1]["failures/B"] == 1
     assert memory.rounds[2][1]["failures/A"] == 0
     results.finish(state)
-    names = ["config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv", "report.html"]
+    names = ["config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv"]
     assert memory.ended == ("completed with failures", names)
 
 
@@ -144,6 +149,21 @@ def test_a_run_that_failed_is_tracked_as_failed(memory, tmp_path):
     results, state = opened(tmp_path)
     results.fail(RuntimeError("the power went"), state)
     assert memory.ended[0] == "failed"
+
+
+def test_a_tracker_gets_no_synthetic_image(memory, tmp_path):
+    """The report of an open run shows the buffers that came."""
+    results, state = opened(tmp_path, strategy="feder")
+    results.record(Event("query.prepare", 0, 0, "A", "A", metrics={"release-passed": 1.0}))
+    images = Samples(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4) % 2)
+    label = Manifest("A", "net", ["a", "b"])
+    buffer = pack({"buffer": pack_buffer(images, "00" * 32)}, label)
+    state.buffers["A"], state.classes = state.shelf.put(buffer), ["a", "b"]
+    results.finish(state)
+    page = (results.path / "report.html").read_text()
+    assert page.count("data:image/png") == 2
+    assert "Released synthetic images" in memory.sent[-1]
+    assert not [text for text in memory.sent if "data:image" in text]
 
 
 def test_a_resumed_run_tells_its_rounds_once_more_under_its_identity(memory, events, tmp_path):
