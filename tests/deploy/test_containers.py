@@ -104,6 +104,17 @@ def test_in_containers(tmp_path):
         subprocess.run(["podman-compose", "down", "--volumes"], cwd=tmp_path, check=True)
 
 
+def test_podman_and_docker_copy_code_alone_into_the_image():
+    """Docker reads this file only; Podman too, if there is no .containerignore."""
+    assert {path.name for path in ROOT.glob("*ignore")} == {".dockerignore", ".gitignore"}
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    first, *others = (line for line in lines if not line.startswith("#"))
+    assert first == "*"
+    copied = {line.removeprefix("!") for line in others if line.startswith("!")}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert copied == {*packages, "pyproject.toml", "LICENSE", "README.md"}
+
+
 @pytest.mark.parametrize(
     ("whose", "there", "begins"),
     [
