@@ -34,7 +34,10 @@ FORMAT = 1
 ONNX = ".onnx"  # the end of the name of such a file
 # How images get their size. Other methods change answers: for 64 and 28 pixels, bicubic
 # interpolation changes 0.7 to 5 % of them, and the nearest pixel 4 to 7.5 %.
-RESIZED = "bilinear, antialiased (torch interpolate, or Pillow's BILINEAR)"
+RESIZED = (
+    "bilinear, antialiased (torch interpolate, or Pillow's BILINEAR), for a JPEG after Pillow's "
+    "draft to twice the size"
+)
 FORM = ("image-size", "image-fit", "image-channels")  # how images are prepared
 # The settings that choose a hospital's test images.
 SPLIT = (

@@ -189,13 +189,15 @@ def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+@pytest.mark.parametrize(("kind", "shape"), [("png", (47, 61, 3)), ("jpg", (470, 610, 3))])
 def test_the_code_of_the_page_prepares_a_turned_photograph_as_predict_does(
-    mode, channels, tmp_path
+    kind, shape, mode, channels, tmp_path
 ):
+    """A JPEG of many times the size is decoded at a part of its size, which changes its bytes."""
     page = (Path(__file__).parents[2] / "docs" / "using-a-model.md").read_text("utf-8")
     code = page.split("prepare them so:")[1].split("```")[1].removeprefix("python")
-    pixels = np.random.default_rng(0).integers(0, 256, (47, 61, 3), dtype=np.uint8)
-    exif, file = PIL.Image.Exif(), tmp_path / "a.png"
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    exif, file = PIL.Image.Exif(), tmp_path / f"a.{kind}"
     exif[0x0112] = 6  # the camera was held upright
     PIL.Image.fromarray(pixels).convert(mode).save(file, exif=exif)
     session = SimpleNamespace(run=lambda _, named: [named["images"]])
