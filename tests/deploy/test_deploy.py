@@ -59,6 +59,13 @@ def test_the_server_has_a_certificate_of_the_authority_for_its_names(folder):
     assert constraints == [True, False]
 
 
+@pytest.mark.parametrize("whose", ["hospital", "server"])
+def test_a_service_outlives_a_process_that_runs_out_of_memory(whose):
+    """By default systemd then ends all processes of the service."""
+    unit = (ROOT / "deploy" / f"fedhandoff-{whose}.service").read_text("utf-8")
+    assert "OOMPolicy=continue" in unit.splitlines()
+
+
 def test_private_keys_are_private(folder):
     make_key(folder, "graz")
     assert {path.name: mode(path) for path in folder.iterdir()} == {
