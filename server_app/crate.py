@@ -104,7 +104,8 @@ def _contents(
     name = folder.resolve().name  # the folder may be given as "."
     text = (
         f"Training by {who} with the method {summary.strategy}. {signed} The results of a "
-        "hospital's checks on its models are in the hospital's ledger, not in this folder."
+        "hospital's attacks on its models are in the hospital's store (membership.jsonl), not in "
+        "this folder."
     )
     return Contents(
         name=name,

@@ -79,6 +79,7 @@ def test_a_program_reads_who_trained_what_on_what(folder):
     for name, path in files.items():
         assert one(crate, name)["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert "keyed-0000000000000000" in one(crate, "#images-A")["description"]
+    assert "the hospital's store (membership.jsonl)" in crate.root_dataset["description"]
 
 
 @pytest.mark.parametrize(
