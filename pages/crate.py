@@ -36,7 +36,7 @@ class Check:
     kind: str  # term of the ontology SHP: SignOff, DisclosureCheck or CheckValue
     text: str  # the check and its outcome
     hospital: str = ""  # who made it; empty = this app
-    status: str = "Completed"  # or Failed, or Potential = not done
+    status: str = "Completed"  # or Failed, or Potential = not done, or no decision
     time: str = ""  # ISO 8601; empty = unknown
     rules: str = ""  # SHA-256 of the rules that were applied; empty = unknown
 

@@ -23,7 +23,8 @@ from client_app.app import app
 from client_app.authority.identity import Identity
 from client_app.release import buffer
 from client_app.release.buffer.job import Release
-from client_app.release.dossier.files import check, newest_dossier, write
+from client_app.release.dossier.crate import write_dossier_crate
+from client_app.release.dossier.files import Checked, check, newest_dossier, write
 from client_app.release.dossier.law import answers
 from client_app.release.dossier.page import ATTACKS, page
 from client_app.run import dossiers, run_folder
@@ -180,6 +181,39 @@ def test_its_crate_has_its_facts(sealed, command):
     code, said = command(sealed.stores["graz"], "graz", "--crate")
     assert code == 2
     assert "is not the file that ro-crate-metadata.json names" in said
+
+
+def crate_of(folder, verdict="passed"):
+    """The crate of a dossier with this verdict of the attacks."""
+    rocrate = pytest.importorskip("rocrate.rocrate")
+    told = {
+        "written": "2026-11-22T12:04:25+00:00",
+        "policy": {},
+        "attacked": {"verdict": verdict},
+        "leaves": {"images": 8},
+        "learnt-from": {"training-images": 30, "test-images": 10},
+        "fingerprints": {"code": "0" * 64, "train-images": "keyed-" + "0" * 16},
+        "settings": {"strategy": "feder", "train": {"freeze": "none"}},
+    }
+    path = folder / "dossier.json"
+    path.write_text(json.dumps(told))
+    path.with_suffix(".sig").write_bytes(bytes(64))
+    return rocrate.ROCrate(write_dossier_crate(path, Checked("", "graz", "7", True, True)).parent)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [
+        ("passed", "Completed"),
+        ("too small to tell", "Potential"),
+        ("not attacked", "Potential"),
+        ("refused", "Failed"),
+    ],
+)
+def test_attacks_without_a_decision_neither_pass_nor_fail_in_its_crate(verdict, status, tmp_path):
+    check = crate_of(tmp_path, verdict).get("#check-4")
+    assert check["name"].endswith(verdict)
+    assert check["actionStatus"] == f"http://schema.org/{status}ActionStatus"
 
 
 def test_one_that_does_not_hold_gets_no_crate(sealed, command):

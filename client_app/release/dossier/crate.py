@@ -65,6 +65,6 @@ def _checks(dossier: Mapping[str, Any], hospital: str) -> Iterator[Check]:
     text = "Search for copies of training images among the synthetic ones: passed"
     yield Check("DisclosureCheck", text, hospital, time=written, rules=policy)
     verdict = dossier["attacked"].get("verdict", "not attacked")
-    status = {"passed": "Completed", "not attacked": "Potential"}.get(verdict, "Failed")
+    status = {"passed": "Completed", "refused": "Failed"}.get(verdict, "Potential")
     text = f"Membership attacks on the synthetic images: {verdict}"
     yield Check("DisclosureCheck", text, hospital, status, written, policy)
