@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from flwr.common.config import unflatten_dict
+
 from pages.crate import Check, Contents, CrateError, files_below, write_crate
+from pages.release_view import noun_of
 from server_app.measures import participants
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
@@ -18,6 +21,7 @@ from strategies.protocol.files import is_locked
 from strategies.protocol.names import join_names
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
+from strategies.protocol.run_config import read_config
 from strategies.protocol.text import amount
 
 # The content of each file of a result directory, by a pattern of its path.
@@ -64,7 +68,7 @@ def write_run_crate(folder: Path) -> Path:
         contents = _contents(folder, summary, events, files, models, now)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a fact is missing
         raise CrateError(
-            f"{SUMMARY} or {LOG} in {folder} is damaged, or of another version: {error}."
+            f"{SUMMARY}, {LOG} or {INPUT} in {folder} is damaged, or of another version: {error}."
         ) from error
     return write_crate(folder, contents, now)
 
@@ -101,6 +105,7 @@ def _contents(
     else:
         signed = "Whether the hospitals were real is not recorded."
     who = join_names(summary.hospitals) if summary.hospitals else "no hospital"
+    config = unflatten_dict(read_config(folder / INPUT)) if INPUT in files else {}
     name = folder.resolve().name  # the folder may be given as "."
     text = (
         f"Training by {who} with the method {summary.strategy}. {signed} The results of a "
@@ -128,7 +133,7 @@ def _contents(
                 time=now,
             ),
             *_sign_offs(summary, events, real),
-            *_disclosure(summary, events),
+            *_disclosure(summary, events, noun_of(config)),
             Check("DisclosureCheck", "Check by a person: not recorded", status="Potential"),
         ],
     )
@@ -163,14 +168,16 @@ def _sign_offs(summary: Summary, events: list[Event], real: set[str]) -> Iterato
             yield Check("SignOff", text, hospital, time=_time(summary, event))
 
 
-def _disclosure(summary: Summary, events: list[Event]) -> Iterator[Check]:
-    """The checks of synthetic images before they left."""
+def _disclosure(summary: Summary, events: list[Event], noun: str) -> Iterator[Check]:
+    """The checks of synthetic images, or of vectors, before they left."""
     for event in events:
         if event.outcome == "release":
-            text = f"{event.hospital} kept its synthetic images: {event.reason}"
+            text = f"{event.hospital} kept its synthetic {noun}s: {event.reason}"
             yield Check("DisclosureCheck", text, event.hospital, "Failed", _time(summary, event))
         elif event.verb == "query.prepare" and event.metrics.get("release-passed") == 1:
-            text = f"{event.hospital} searched its synthetic images for copies of real ones: passed"
+            text = (
+                f"{event.hospital} searched its synthetic {noun}s for copies of real ones: passed"
+            )
             yield Check("DisclosureCheck", text, event.hospital, time=_time(summary, event))
 
 

@@ -183,8 +183,8 @@ def test_its_crate_has_its_facts(sealed, command):
     assert "is not the file that ro-crate-metadata.json names" in said
 
 
-def crate_of(folder, verdict="passed"):
-    """The crate of a dossier with this verdict of the attacks."""
+def crate_of(folder, verdict="passed", freeze="none"):
+    """The crate of a dossier with this verdict of the attacks, of images or frozen features."""
     rocrate = pytest.importorskip("rocrate.rocrate")
     told = {
         "written": "2026-11-22T12:04:25+00:00",
@@ -193,7 +193,7 @@ def crate_of(folder, verdict="passed"):
         "leaves": {"images": 8},
         "learnt-from": {"training-images": 30, "test-images": 10},
         "fingerprints": {"code": "0" * 64, "train-images": "keyed-" + "0" * 16},
-        "settings": {"strategy": "feder", "train": {"freeze": "none"}},
+        "settings": {"strategy": "feder", "train": {"freeze": freeze}},
     }
     path = folder / "dossier.json"
     path.write_text(json.dumps(told))
@@ -214,6 +214,15 @@ def test_attacks_without_a_decision_neither_pass_nor_fail_in_its_crate(verdict, 
     check = crate_of(tmp_path, verdict).get("#check-4")
     assert check["name"].endswith(verdict)
     assert check["actionStatus"] == f"http://schema.org/{status}ActionStatus"
+
+
+@pytest.mark.parametrize(("freeze", "noun"), [("none", "image"), ("body", "vector")])
+def test_its_crate_calls_synthetic_features_vectors(freeze, noun, tmp_path):
+    crate = crate_of(tmp_path, freeze=freeze)
+    texts = [crate.root_dataset["description"], crate.get("#action")["name"]]
+    texts += [crate.get(f"#check-{number}")["name"] for number in (3, 4)]
+    assert [f"{noun}s" in text for text in texts] == [True] * 4
+    assert ("image" in "".join(texts)) == (noun == "image")
 
 
 def test_one_that_does_not_hold_gets_no_crate(sealed, command):

@@ -167,6 +167,18 @@ def test_checks_are_those_that_somebody_made(folder):
     assert one(crate, "#requester")["name"] == "not recorded"
 
 
+def test_checks_of_synthetic_features_are_not_those_of_images(folder):
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('freeze = "none"', 'freeze = "body"'))
+    graph = json.loads(write_run_crate(folder).read_text())["@graph"]
+    names = [each["name"] for each in graph if "synthetic" in each.get("name", "")]
+    assert names == [
+        "A searched its synthetic vectors for copies of real ones: passed",
+        "B searched its synthetic vectors for copies of real ones: passed",
+        "B kept its synthetic vectors: The check refused them.",
+    ]
+
+
 def test_what_the_five_safes_profile_demands_is_there(folder):
     """The profile's MUSTs (0.4): mainEntity, instrument, agent, project, mentions, RO-Crate 1.2.
 

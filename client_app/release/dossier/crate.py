@@ -9,6 +9,7 @@ from typing import Any
 
 from client_app.release.dossier.files import Checked
 from pages.crate import Check, Contents, files_below, write_crate
+from pages.release_view import noun_of
 from strategies.protocol.files import read_bytes
 
 ABOUT = {
@@ -28,13 +29,14 @@ def write_dossier_crate(path: Path, checked: Checked) -> Path:
     dossier = json.loads(read_bytes(path))
     hospital, code = checked.hospital, dossier["fingerprints"]["code"]
     known, made = dossier["learnt-from"], dossier["leaves"]
+    noun = noun_of(dossier["settings"])
     now = datetime.now(UTC).isoformat(timespec="seconds")
     contents = Contents(
         name=f"Release dossier of {hospital}",
-        description=f"{hospital} released {made['images']} synthetic images to the run "
+        description=f"{hospital} released {made['images']} synthetic {noun}s to the run "
         f"{checked.run}, with the method {dossier['settings']['strategy']}. They are not in this "
         "folder; the dossier has their SHA-256.",
-        action=f"{hospital} made synthetic images",
+        action=f"{hospital} made synthetic {noun}s",
         status="Completed",
         error="",
         began="",
@@ -51,20 +53,20 @@ def write_dossier_crate(path: Path, checked: Checked) -> Path:
         inputs=[],
         checks=[
             Check("CheckValue", f"Signature of {hospital}, and the page: OK", time=now),
-            *_checks(dossier, hospital),
+            *_checks(dossier, hospital, noun),
         ],
     )
     return write_crate(path.parent, contents, now)
 
 
-def _checks(dossier: Mapping[str, Any], hospital: str) -> Iterator[Check]:
+def _checks(dossier: Mapping[str, Any], hospital: str, noun: str) -> Iterator[Check]:
     written, rules = dossier["written"], json.dumps(dossier["policy"], sort_keys=True)
     policy = hashlib.sha256(rules.encode()).hexdigest()
     text = f"{hospital} judged the release by its policy, and allowed it"
     yield Check("SignOff", text, hospital, time=written, rules=policy)
-    text = "Search for copies of training images among the synthetic ones: passed"
+    text = f"Search for copies of training {noun}s among the synthetic ones: passed"
     yield Check("DisclosureCheck", text, hospital, time=written, rules=policy)
     verdict = dossier["attacked"].get("verdict", "not attacked")
     status = {"passed": "Completed", "refused": "Failed"}.get(verdict, "Potential")
-    text = f"Membership attacks on the synthetic images: {verdict}"
+    text = f"Membership attacks on the synthetic {noun}s: {verdict}"
     yield Check("DisclosureCheck", text, hospital, status, written, policy)
