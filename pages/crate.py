@@ -22,7 +22,12 @@ PROFILES = {
     "https://w3id.org/5s-crate/0.4": "Five Safes RO-Crate profile",
 }
 WORKFLOW_CRATE = "https://w3id.org/workflowhub/workflow-ro-crate/1.0"
-TYPES = {".toml": "application/toml", ".jsonl": "application/jsonl", ".npz": "application/zip"}
+TYPES = {
+    ".toml": "application/toml",
+    ".jsonl": "application/jsonl",
+    ".npz": "application/zip",
+    ".sig": "application/octet-stream",  # not of PGP
+}
 
 
 class CrateError(ValueError):

@@ -225,6 +225,11 @@ def test_its_crate_calls_synthetic_features_vectors(freeze, noun, tmp_path):
     assert ("image" in "".join(texts)) == (noun == "image")
 
 
+def test_its_crate_has_no_wrong_format_for_the_signature(tmp_path):
+    """It is 64 bytes of Ed25519; Python takes *.sig for a signature of PGP."""
+    assert crate_of(tmp_path).get("dossier.sig")["encodingFormat"] == "application/octet-stream"
+
+
 def test_one_that_does_not_hold_gets_no_crate(sealed, command):
     path = file_of(sealed, "graz")
     path.with_name("dossier.sig").unlink()
