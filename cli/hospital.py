@@ -112,7 +112,7 @@ def _making(
     try:
         if not (place / "policy.toml").exists():
             policy(place / "policy.toml", None)
-        if not (place / f"{name}.pub").exists():  # the last file of make_key
+        if not (place / f"{name}.pub").exists():
             make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")

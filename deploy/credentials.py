@@ -32,16 +32,18 @@ Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey]  # the signer of a certifi
 def make_authority(folder: Path, names: Sequence[str]) -> None:
     """Make `ca.crt` and `ca.key`, and with them `server.crt` and `server.key`.
 
-    An existing authority is kept, so that a server can get a new certificate.
+    An existing authority is kept, so that a server can get a new certificate. A key without its
+    certificate, as a killed command leaves it, gets one.
 
     Hospitals reach the server under `names`: host names and IP addresses.
 
     Raises:
-        DeployError: A name is not valid, or the server already has a certificate.
+        DeployError: A name is not valid; the server already has a certificate; or a key or
+            certificate that is there cannot be used.
     """
     alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
     server = folder / "server"
-    _must_be_new(server.with_suffix(".crt"), server.with_suffix(".key"))
+    _must_be_new(server.with_suffix(".crt"))
     _issue(
         server,
         names[0],
@@ -56,29 +58,34 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
 def make_key(folder: Path, hospital: str) -> None:
     """Make a hospital's `<name>.key`, which never leaves the hospital, and its `<name>.pub`.
 
+    A private key without its public one, as a killed command leaves it, gets this one.
+
     Raises:
-        DeployError: The key already exists.
+        DeployError: Both keys, or the public one, exist; or the private one cannot be read.
         ValueError: The name is not valid.
     """
     check_name(hospital)
     private, public = folder / f"{hospital}.key", folder / f"{hospital}.pub"
-    _must_be_new(private, public)
-    key = ec.generate_private_key(ec.SECP384R1())
+    if private.exists() and not public.exists():
+        key = check_key(private)
+    else:
+        _must_be_new(private, public)
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
     _write(public, line + f" {hospital}\n".encode(), 0o644)
 
 
-def check_key(path: Path) -> None:
-    """Check that Flower can read a hospital's private key.
+def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A hospital's private key, in a file that Flower can read, too.
 
     Raises:
         DeployError: The file cannot be read, or holds another kind of key.
     """
     cure = "make a new one with `fedhandoff hospital key` and have it registered"
-    _read_key(path, serialization.load_ssh_private_key, cure)
+    return _read_key(path, serialization.load_ssh_private_key, cure)
 
 
 def _read_key(
@@ -168,7 +175,7 @@ def _alternative(name: str) -> x509.GeneralName:
 def _authority(folder: Path) -> Issuer:
     """The name and key of the authority in a folder; made if they do not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
-    if certificate.exists() or key.exists():
+    if certificate.exists():
         cure = "make the server's certificate with your own program"
         private = _read_key(key, serialization.load_pem_private_key, cure)
         read = _read_certificate(certificate)
@@ -187,11 +194,18 @@ def _authority(folder: Path) -> Issuer:
 def _issue(
     path: Path, common: str, issuer: Issuer | None, *extensions: tuple[x509.ExtensionType, bool]
 ) -> Issuer:
-    """Make a key, `<path>.key`, and its certificate, `<path>.crt`; returns their name and the key.
+    """Make a certificate, `<path>.crt`, and its key, `<path>.key`, unless the key is there.
+
+    Returns their name and the key.
 
     Without an issuer the key signs itself. The flag beside an extension marks a critical one.
     """
-    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
+    file, now = path.with_suffix(".key"), datetime.now(UTC)
+    if file.exists():  # of a command that was killed before it wrote the certificate
+        key = _read_key(file, serialization.load_pem_private_key, "move it away")
+    else:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
     signer, signing_key = issuer or (name, key)
     signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
@@ -209,7 +223,6 @@ def _issue(
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     certificate = builder.sign(signing_key, hashes.SHA384())
-    _write(path.with_suffix(".key"), _private(key, serialization.PrivateFormat.PKCS8), 0o600)
     _write(path.with_suffix(".crt"), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     return name, key
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.credentials import check_server_files, make_authority
 from deploy.demo import write_images
 from deploy.transport import free_port
 from tests.deploy import namespaces
@@ -122,7 +123,7 @@ def test_podman_and_docker_copy_code_alone_into_the_image():
         ("hospital", "graz/hospital.toml", True),
         ("hospital", "graz/graz.answer", False),
         ("server", "", True),
-        ("server", "server/server.key", True),
+        ("server", "server/server.crt", True),
         ("server", "server/server.toml", False),
     ],
 )
@@ -141,6 +142,23 @@ def test_a_pod_begins_again_until_its_files_are_there(whose, there, begins, tmp_
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=path, capture_output=True)
     assert done.returncode == 0
     assert any(each in done.stdout for each in (b"hospital join", b"server authority")) == begins
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", range(5))
+def test_a_pod_of_a_server_begins_again_after_a_kill_at_any_file(files, tmp_path):
+    """With the real program; it writes the files in this order."""
+    text = (ROOT / "docs" / "kubernetes-server.yaml").read_text("utf-8")
+    ((script, _),) = re.findall(r"- \|\n(( {14}.*\n)+)", text)
+    place, names = tmp_path / "fedhandoff" / "server", ["ca.key", "ca.crt", "server.key"]
+    make_authority(place, ["fl.example.org"])
+    for name in [*names, "server.crt"][files:]:
+        (place / name).unlink()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    given = {**os.environ, "PATH": path, "HOME": str(tmp_path)}
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, env=given, check=True)
+    assert (place / "server.toml").exists()
+    check_server_files(place, "localhost")
 
 
 @pytest.mark.parametrize("whose", ["hospital", "server"])

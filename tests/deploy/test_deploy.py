@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from requests.utils import should_bypass_proxies
 
-from deploy import hospital, running, server, supervisor, transport, watch
+from deploy import credentials, hospital, running, server, supervisor, transport, watch
 from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
@@ -93,6 +93,20 @@ def test_half_an_authority_is_not_replaced(folder):
     assert [path.name for path in folder.glob("*.*t")] == ["ca.crt"]
 
 
+@pytest.mark.parametrize("last", ["ca.key", "ca.crt", "server.key"])
+def test_an_authority_that_was_killed_goes_on_with_the_keys_that_are_there(last, folder):
+    """The files in the order in which they are written."""
+    files = ["ca.key", "ca.crt", "server.key", "server.crt"]
+    there = files[: files.index(last) + 1]
+    for name in files[len(there) :]:
+        (folder / name).unlink()
+    before = {name: (folder / name).read_bytes() for name in there}
+    make_authority(folder, ["fl.example.org"])
+    assert {name: (folder / name).read_bytes() for name in there} == before
+    certificate(folder / "server.crt").verify_directly_issued_by(certificate(folder / "ca.crt"))
+    credentials.check_server_files(folder, "localhost")
+
+
 def test_a_server_gets_a_new_certificate_of_the_same_authority(folder):
     authority = (folder / "ca.crt").read_bytes()
     (folder / "server.crt").unlink()
@@ -131,6 +145,15 @@ def test_what_is_no_name_of_a_server(name, tmp_path):
     with pytest.raises(DeployError, match="neither a host name nor an IP address"):
         make_authority(tmp_path, [name])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_public_half_of_a_key_is_made_again(tmp_path):
+    """A command may be killed before it writes it."""
+    make_key(tmp_path, "graz")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "graz.pub").unlink()
+    make_key(tmp_path, "graz")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_key_is_what_ssh_keygen_writes(tmp_path):

@@ -93,6 +93,17 @@ def test_a_hospital_whose_answer_was_not_written_joins_again(
     assert (graz / "graz.answer").exists()
 
 
+def test_a_hospital_whose_join_was_killed_before_its_public_key_joins_again(call, folder, tmp_path):
+    assert join(call)[0] == 0
+    graz = tmp_path / "fedhandoff" / "graz"
+    key = (graz / "graz.pub").read_bytes()
+    for name in ("graz.pub", "graz.answer", "hospital.toml"):
+        (graz / name).unlink()
+    status, _, error = join(call)
+    assert (status, error) == (0, "")
+    assert (graz / "graz.pub").read_bytes() == key
+
+
 def test_only_its_owner_reads_an_invitation_and_the_server_keeps_no_token(folder, tmp_path):
     file = tmp_path / "graz.invitation"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
