@@ -21,7 +21,7 @@ CAUTION = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-MOST_PARAMETERS, MOST_METRICS = 100, 1000  # limits of one request
+MOST_PARAMETERS, MOST_METRICS = 100, 998  # of one request, which takes 1000 metrics and tags
 
 
 class MLflow:
@@ -35,9 +35,18 @@ class MLflow:
         self._rounds = 0  # rounds that the server has
 
     def check(self) -> str:
-        """Check that the server answers a small request."""
-        if self._uri:
-            self._connect().search_experiments(max_results=1)
+        """Check that the server answers a small request.
+
+        Raises:
+            ValueError: The experiment was deleted.
+        """
+        if self._uri or (self._output_dir / "mlflow.db").exists():
+            known = self._connect().get_experiment_by_name(self._name)
+            if known and known.lifecycle_stage == "deleted":
+                raise ValueError(
+                    f"The experiment '{self._name}' was deleted: restore it, or name another with "
+                    "MLFLOW_EXPERIMENT_NAME."
+                )
         return f"MLflow at {self._uri or self._own_database}"
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
@@ -71,10 +80,12 @@ class MLflow:
             return
         now = int(time.time() * 1000)
         metrics = [Metric(name, value, now, number) for name, value in figures.items()]
-        for some in _batches(metrics, MOST_METRICS):
+        whole = len(metrics) // MOST_METRICS * MOST_METRICS
+        for some in _batches(metrics[:whole], MOST_METRICS):
             self._client.log_batch(self._id, metrics=some)
-        tags = {"rounds": str(number), "hospitals": ", ".join(hospitals)}
-        self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
+        tags = [RunTag("rounds", str(number)), RunTag("hospitals", ", ".join(hospitals))]
+        # In one request: after a failure between two, the round would be there twice.
+        self._client.log_batch(self._id, metrics=metrics[whole:], tags=tags)
         self._rounds = number
 
     def end(self, tags: Mapping[str, str], files: Sequence[Path], page: str) -> None:
@@ -93,6 +104,10 @@ class MLflow:
     def _own_database(self) -> str:
         return f"sqlite:///{self._output_dir}/mlflow.db"
 
+    @property
+    def _name(self) -> str:
+        return os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhandoff")
+
     def _connect(self) -> Any:
         for name, value in CAUTION.items():
             os.environ.setdefault(name, value)
@@ -102,12 +117,11 @@ class MLflow:
 
     def _experiment(self) -> str:
         """The identity of the experiment that runs belong to."""
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhandoff")
-        if known := self._client.get_experiment_by_name(name):
+        if known := self._client.get_experiment_by_name(self._name):
             return str(known.experiment_id)
         # With its own database, the client would put files into its working directory.
         place = None if self._uri else (self._output_dir / "mlflow").as_uri()
-        return str(self._client.create_experiment(name, artifact_location=place))
+        return str(self._client.create_experiment(self._name, artifact_location=place))
 
 
 def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -8,6 +8,7 @@ from learning.samples import Samples
 from server_app import results as results_module
 from server_app.results import Results
 from server_app.tracking import feed
+from server_app.tracking.mlflow import MOST_METRICS, MLflow
 from strategies.engine.events import Event
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.settings import SettingsError
@@ -274,6 +275,47 @@ def test_mlflow_has_a_resumed_run_once(events, tmp_path, monkeypatch):
     assert sorted((each.step, round(each.value, 6)) for each in points) == [(1, 0.7), (2, 0.6)]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"report.html", "summary.json", "config.toml"} <= files
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    """MLflow with a database of its own."""
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    tracker = MLflow("", tmp_path)
+    tracker.check()
+    tracker.begin("run", tmp_path, settings(output_dir=str(tmp_path), tracking="mlflow"))
+    return tracker
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+@pytest.mark.parametrize("count", [0, 3, 999, 1000])
+def test_mlflow_knows_a_round_with_its_last_figures(count, mlflow, monkeypatch):
+    """If a request fails, the round is sent again; a round that is known is not."""
+    figures, log = {f"run/{k}": 0.5 for k in range(count)}, mlflow._client.log_batch
+    last: list[object] = []
+
+    def noted(run, **content):
+        last[:] = [len(content.get("metrics", ())), [tag.key for tag in content.get("tags", ())]]
+        return log(run, **content)
+
+    monkeypatch.setattr(mlflow._client, "log_batch", noted)
+    mlflow.round(1, ["A"], figures)
+    assert last == [count % MOST_METRICS, ["rounds", "hospitals"]]
+    found = mlflow._client.get_run(mlflow._id).data
+    assert (len(found.metrics), found.tags["rounds"]) == (count, "1")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+def test_a_deleted_experiment_is_named_before_there_is_a_directory(mlflow, tmp_path):
+    client, before = mlflow._client, {*tmp_path.iterdir()}
+    client.delete_experiment(client.get_experiment_by_name("fedhandoff").experiment_id)
+    with pytest.raises(SettingsError, match="The experiment 'fedhandoff' was deleted"):
+        opened(tmp_path, tracking="mlflow")
+    assert {*tmp_path.iterdir()} == before
 
 
 @pytest.mark.slow
