@@ -31,7 +31,8 @@ def status(folder: Path) -> bool:
         certificates.append(_certificate(folder / "server.crt"))
         lines += _server(folder, facts) if runs else ()
     else:
-        facts = {**read_own(folder, "hospital.toml"), **facts}
+        own = read_own(folder, "hospital.toml")
+        facts = {**own, **facts} if runs else {**facts, **own}  # those of the last start are old
         lines += _hospital(folder, facts)
     disk = ("disk", _disk(folder / expand(facts.get("store", "."))))
     print(f"{facts.get('name', 'server' if is_server else 'hospital')}, {folder}")

@@ -285,6 +285,18 @@ def test_the_status_of_a_hospital_before_its_first_start_is_that_of_its_file(gra
     assert "server       localhost:7\n" in out
 
 
+def test_the_status_of_a_hospital_that_does_not_run_is_that_of_its_file(graz, capsys):
+    """The facts of a hospital that runs are those of its start."""
+    with lock(graz.folder, "it", name="graz", server="localhost:9", store="old"):
+        write_own(graz.folder, "hospital.toml", {"name": "graz", "server": "a:7", "store": "new"})
+        status.status(graz.folder)
+        out = capsys.readouterr().out
+        assert ("localhost:9\n" in out, f"GB left for {graz.folder}/old\n" in out) == (True, True)
+    status.status(graz.folder)
+    out = capsys.readouterr().out
+    assert ("a:7\n" in out, f"GB left for {graz.folder}/new\n" in out) == (True, True)
+
+
 def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkeypatch, capsys):
     """Flower lists nodes; the names are those that were registered here."""
     folder = tmp_path / "server"
