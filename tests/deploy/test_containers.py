@@ -161,13 +161,22 @@ def test_a_pod_of_a_server_begins_again_after_a_kill_at_any_file(files, tmp_path
     check_server_files(place, "localhost")
 
 
+def pod_of(whose):
+    """What the Kubernetes file of a hospital or a server says of its pod."""
+    text = (ROOT / "docs" / f"kubernetes-{whose}.yaml").read_text("utf-8")
+    (deployment,) = (each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment")
+    return deployment["spec"]["template"]["spec"]
+
+
 @pytest.mark.parametrize("whose", ["hospital", "server"])
 def test_a_new_pod_finds_keys_with_the_rights_that_they_had(whose):
     """By default Kubernetes opens all files of a volume to its group, before each start."""
-    text = (ROOT / "docs" / f"kubernetes-{whose}.yaml").read_text("utf-8")
-    pods = [
-        each["spec"]["template"]["spec"]
-        for each in yaml.safe_load_all(text)
-        if each["kind"] == "Deployment"
-    ]
-    assert [pod["securityContext"]["fsGroupChangePolicy"] for pod in pods] == ["OnRootMismatch"]
+    assert pod_of(whose)["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+
+
+@pytest.mark.parametrize("whose", ["hospital", "server"])
+def test_the_first_process_of_a_container_forgets_processes_that_have_ended(whose):
+    """The supervisor does not wait for processes of others; in a pod the pause container does."""
+    composed = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))
+    assert all(service["init"] for service in composed["services"].values())
+    assert pod_of(whose)["shareProcessNamespace"] is True
