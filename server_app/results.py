@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from logging import ERROR, INFO
 from math import ceil, inf, isfinite, isnan, nan
 from pathlib import Path
@@ -387,7 +388,7 @@ class Results:
                     save(state.shelf.get(model.parcel), draft)
         page = render(self.path.name, summary, events, config, pictures(state))
         write_whole(self.path / live.NAME, page)
-        without_pictures = render(self.path.name, summary, events, config)
+        without_pictures = partial(render, self.path.name, summary, events, config)
         self._feed.end(summary, self.path, without_pictures)
         return summary
 

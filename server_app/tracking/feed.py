@@ -73,11 +73,14 @@ class Feed:
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
-    def end(self, summary: Summary, path: Path, page: str) -> None:
+    def end(self, summary: Summary, path: Path, render: Callable[[], str]) -> None:
         """Send the end of the run, with files of its result directory; models are not sent.
 
-        `page` is the report without synthetic images, which are not sent either.
+        `render` makes the report without synthetic images, which are not sent either.
         """
+        if not self._lines:
+            return
+        page = render()
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
         files = [path / name for name in names]
         kinds = sorted({own["kind"] for own in summary.data.values() if own["kind"]})
