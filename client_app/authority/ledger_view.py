@@ -10,7 +10,7 @@ from typing import Any
 from client_app.authority.ledger import Line
 from pages.page import render, value_text
 from strategies.protocol.settings import defaults
-from strategies.protocol.text import printable
+from strategies.protocol.text import printable, setting_line
 
 MOST = 12  # figures of a record in a terminal; the page has all
 FIELDS = {
@@ -96,7 +96,7 @@ def _settings(line: Line, *, changed: bool) -> list[str]:
         return []
     usual = defaults() if changed else {}
     settings = [
-        f"{key} = {value!r}"
+        setting_line(key, value)
         for key, value in entry["settings"].items()
         if key not in usual or usual[key] != value
     ]

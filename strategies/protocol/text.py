@@ -4,6 +4,7 @@ The name of a class, a file or a run may have any characters. Those that control
 those that turn or hide the letters beside them, are shown as Python writes them: \x1b, \u202e.
 """
 
+import json
 import os
 import re
 import sys
@@ -40,6 +41,13 @@ def setting_text(value: object) -> str:
     """A setting's value as in TOML; a text without its quotes, unless it is empty."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text or '""'
+
+
+def setting_line(key: str, value: object) -> str:
+    """A setting as a line of TOML, such as `sealed = false`, which can be given to a run."""
+    # TOML's texts in double quotes are those of JSON.
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else setting_text(value)
+    return f"{key} = {text}"
 
 
 def inert(value: object) -> object:

@@ -389,6 +389,7 @@ def test_the_dossier_of_a_simulation_names_no_policy():
     few = {"verdict": "too small to tell", "leak": None, "noticed": None}
     text = text_of(page(written(attacked=few, policy=None), "0" * 64, ""))
     assert "The settings allow such a release" in text
+    assert "without-privacy | false" in text
 
 
 def test_every_answer_says_what_is_not_shown():

@@ -121,6 +121,8 @@ def test_a_run_s_settings_are_in_its_first_line_whatever_it_begins_with(verb, tm
     lines = [line.entry for line in read(ledger_of(place))]
     assert [line.get("settings") for line in lines] == [*settings[:2], None, settings[3]]
     assert len({line["terms"] for line in lines}) == 3
+    page = ledger_view.page("graz", [*read(ledger_of(place))], "", whole=True)
+    assert "\nsealed = false\n" in page
 
 
 def test_it_says_which_embeddings_were_asked_for(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.common.config import flatten_dict
 
 from cli import main
 from client_app.afterwards.alone import _manifest as manifest_alone
@@ -39,6 +40,7 @@ from learning.samples import Samples
 from pages.figures import assessment
 from pages.verdicts.home import ALL_ROUNDS, judge_home
 from pages.verdicts.model import is_useful
+from strategies.protocol.files import parse_toml
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
@@ -355,7 +357,9 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert f"| {sizes:,} |" in text
     assert "method | cwt |" in text
     assert "rounds | 2 of 2 |" in text
-    assert "mlp.hidden = '4'" in text
+    assert 'mlp.hidden = "4"' in text
+    (everything,) = re.findall(r"<summary>All settings</summary><pre>(.*?)</pre>", written, re.S)
+    assert flatten_dict(parse_toml(html.unescape(everything))) == lines[0]["settings"]
     assert f"predict --model {finished.run}/" in text
     assert "Or a mixture, with weights that suit the hospital's own test images" in text
     assert " of 'own/graz'" in text
@@ -487,7 +491,7 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     [
         ({"strategy": "sums", "sums.epsilon": 1.0}, "another version: .*'sums.weights' is"),
         ({"strategy": "feder", "gan.preset": "none"}, "another version: .*'gan.preset' is 'none'"),
-        ({"gan": 5, "train": "x", "release.quantile.x": 1}, "gan = 5 train = 'x'"),
+        ({"gan": 5, "train": "x", "release.quantile.x": 1}, 'gan = 5 train = "x"'),
     ],
 )
 def test_settings_that_the_hospital_refused_leave_the_rest_of_the_page(

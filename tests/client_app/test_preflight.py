@@ -310,6 +310,11 @@ def test_images_of_which_nothing_says_when_they_arrive(column, tasks, text, fold
     assert [each.text[: len(text)] for each in found] == [text] * bool(text)
 
 
+def test_its_settings_can_be_given_to_a_run(folder, tmp_path):
+    card = html.unescape(page(*card_of(folder, tmp_path)))
+    assert '\nimage-fit = "' in card
+
+
 def test_names_cannot_break_the_page(folder, tmp_path):
     (folder / "a").rename(folder / "<script>a&b")
     written = page(*card_of(folder, tmp_path))

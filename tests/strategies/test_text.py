@@ -10,10 +10,12 @@ from html import escape
 from pathlib import Path
 
 import pytest
+from flwr.common.config import flatten_dict
 
 from learning.model_card import _plain
 from strategies.protocol.console import Console
-from strategies.protocol.text import Screen, inert, printable
+from strategies.protocol.files import parse_toml
+from strategies.protocol.text import Screen, inert, printable, setting_line
 from tests.fakes import context, run_config, run_here, write_archive
 from tests.pages.macros import call
 
@@ -54,6 +56,11 @@ def test_what_controls_or_hides_is_shown_as_python_writes_it(hidden, capsys):
         assert each.startswith("graz\\")
         assert each.endswith("linz")
         each.encode()
+
+
+@pytest.mark.parametrize("value", [True, False, 0, 1e-9, "", "a 'b' \"c\" \\d", "\x1b\nGrüße 😀"])
+def test_a_setting_on_a_page_can_be_given_to_a_run(value):
+    assert flatten_dict(parse_toml(setting_line("train.key", value))) == {"train.key": value}
 
 
 def test_what_people_write_stays_as_it_is():

@@ -7,6 +7,7 @@ from typing import Any
 from client_app.afterwards.past_run import PastRun
 from pages.release_view import noun_of
 from strategies.protocol.settings import defaults
+from strategies.protocol.text import setting_line
 
 VERBS = {
     "query.enrol": "enrol",
@@ -53,7 +54,7 @@ def _facts(past: PastRun) -> list[tuple[str, object]]:
 
 
 def _lines(settings: Mapping[str, object]) -> str:
-    return "\n".join(f"{key} = {value!r}" for key, value in settings.items())
+    return "\n".join(setting_line(key, value) for key, value in settings.items())
 
 
 def _sent_rows(past: PastRun) -> Iterator[list[object]]:

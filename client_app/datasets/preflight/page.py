@@ -19,7 +19,7 @@ from pages.page import Marked, render
 from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.files import write_whole
 from strategies.protocol.names import join_names
-from strategies.protocol.text import amount
+from strategies.protocol.text import amount, setting_line
 
 MAX_LINES = 100  # of each list on the page; card.json has all
 MAX_UNUSABLE = 20  # unusable images in the terminal
@@ -56,7 +56,7 @@ def page(card: Card, survey: Survey | None) -> str:
         ("Of one colour", card.constant, card.constant),
         ("Perhaps inverted", card.inverted, card.inverted),
     )
-    settings = [f"{key.replace('_', '-')} = {value!r}" for key, value in card.settings.items()]
+    settings = [setting_line(key.replace("_", "-"), value) for key, value in card.settings.items()]
     return render(
         "card",
         f"Images of {card.hospital}",

@@ -12,6 +12,7 @@ from client_app.release.dossier.law import answers
 from pages.page import render
 from pages.pictures import named_strip
 from pages.release_view import attack_checks, noun_of, release_checks, reword
+from strategies.protocol.text import setting_text
 
 Json = Mapping[str, Any]
 
@@ -63,7 +64,9 @@ def page(dossier: Json, digest: str, signer: str) -> str:
             for each in answers(dossier)
         ],
         policy=json.dumps(dossier["policy"], indent=1),
-        settings=[[name, str(value)] for name, value in dossier["settings"]["release"].items()],
+        settings=[
+            [name, setting_text(value)] for name, value in dossier["settings"]["release"].items()
+        ],
     )
 
 
