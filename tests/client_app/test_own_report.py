@@ -361,7 +361,7 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     (everything,) = re.findall(r"<summary>All settings</summary><pre>(.*?)</pre>", written, re.S)
     assert flatten_dict(parse_toml(html.unescape(everything))) == lines[0]["settings"]
     assert f"predict --model {finished.run}/" in text
-    assert "Or a mixture, with weights that suit the hospital's own test images" in text
+    assert "A mixture is at home, with weights that suit the hospital's own test images" in text
     assert " of 'own/graz'" in text
     assert "No synthetic images left the hospital in this run." in text
     assert "runs.sealed-only | an open run" not in text
@@ -742,6 +742,26 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
     own, open_ = row("standalone", 0.9), row("a", 0.8, -0.1, width=0.2)
     higher = "before the first hand-off with 0.900 (0.850 to 0.950); neither is shown to be better."
     assert higher in advised(past, [own, open_])
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "which"),
+    [
+        ("ab", "", "one of the models, for example 'a',"),
+        ("a", "", "the model"),
+        ("ab", "model", "this model"),
+        ("ab", "ensemble", "this mean"),
+    ],
+)
+def test_the_command_names_one_of_several_models_as_an_example_if_none_is_known_best(
+    names, kind, which
+):
+    models = {name: SimpleNamespace(visited=["wien"]) for name in names}
+    past: Any = SimpleNamespace(
+        site="graz", models=models, mixture={}, run="r", folder=Path("x/graz")
+    )
+    rows = [{**row("a", 0.8, 0.2), "kind": kind}] if kind else []
+    assert advice(past, rows)["which"] == which
 
 
 def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):
