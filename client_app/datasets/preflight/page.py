@@ -26,7 +26,7 @@ MAX_UNUSABLE = 20  # unusable images in the terminal
 SIDES = ("train", "test")
 MARKS = {"red": "bad", "amber": "warn", "note": "soft"}
 ADVICE = {
-    "red": "The hospital cannot take part with these data.",
+    "red": "The hospital cannot take part with these data and settings.",
     "amber": "The hospital can take part; somebody should look at this first.",
     "green": "The hospital can take part.",
 }

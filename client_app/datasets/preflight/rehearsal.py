@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from client_app.authority.node_config import simulate
 from client_app.authority.permission import admit, admit_run, hash_weights, judge
-from client_app.authority.policy import Policy
+from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets.findings import Finding
 from client_app.datasets.pool import large_class_rows
 from client_app.errors import LEAVES, line_of
@@ -19,6 +19,7 @@ from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
 ADVICE = "With these settings the run would refuse the hospital, or the hospital would refuse it."
+CURE = "Change the setting, or the rule of the policy."
 
 
 def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) -> Iterator[Finding]:
@@ -48,7 +49,8 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
             hospital = hospital.select_task(0)
         hospital.first_model()
     except tuple(LEAVES) as error:
-        yield Finding("refused", line_of(error), ADVICE)
+        advice = f"{ADVICE} {CURE}" if isinstance(error, PolicyError) else ADVICE
+        yield Finding("refused", line_of(error), advice)
         return
     if settings.pretrained:
         yield Finding(
