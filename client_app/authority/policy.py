@@ -251,9 +251,8 @@ class ReleaseRules(Rules, table="release"):
         yield self.ruling("min-class-training-images", check.min_class_images)
         yield self.ruling("max-membership-leak", check.max_membership)
         if size and check.max_membership < 1:  # a run may not choose that its buffer is untested
-            allowed = f"feder.buffer-size 0, or {LEAST} or more, which an attack needs"
-            asked = f"feder.buffer-size {size}"
-            yield Ruling("release.max-membership-leak", allowed, asked, size >= LEAST)
+            allowed = f"a feder.buffer-size of 0, or of {LEAST} or more (an attack needs {LEAST})"
+            yield Ruling("release.max-membership-leak", allowed, size, size >= LEAST)
         without = self.allow_without_privacy
         if size and gan.method == "class-gaussians":
             yield self.ruling("min-averaged", check.min_class_images)

@@ -69,8 +69,8 @@ def test_a_run_may_not_ask_for_a_buffer_too_small_for_an_attack(size, fits, meth
     with pytest.raises(PolicyError) as refusal:
         Policy.read().check(Settings.parse(asked))
     assert refusal.value.explain() == (
-        "Refused by the policy: release.max-membership-leak allows feder.buffer-size 0, or 4 or "
-        f"more, which an attack needs; the value is 'feder.buffer-size {size}'."
+        "Refused by the policy: release.max-membership-leak allows a feder.buffer-size of 0, or of "
+        f"4 or more (an attack needs 4); the value is {size}."
     )
 
 
