@@ -236,6 +236,7 @@ def test_a_copy_with_another_label_contradicts(folder, tmp_path):
     place.write_bytes(first(folder).read_bytes())
     card, _ = card_of(folder, tmp_path)
     assert problems(card, "amber") == {"contradictions"}
+    assert "Files that have copies with another label: 2." in text(card)
     assert card.contradictions == [["a/patient-0/0.png", "b/patient-0/copy.png"]]
 
 

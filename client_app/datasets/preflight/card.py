@@ -282,7 +282,7 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
     sizes, fewest = [sum(part.values()) for part in parts], settings.release.min_class_images
     cases = {
         "unusable-images": len(card.unusable),
-        "contradictions": len(card.contradictions),
+        "contradictions": sum(map(len, card.contradictions)),
         "near-copies": len(card.near_copies),
         "constant-images": len(card.constant),
         "inverted-images": len(card.inverted),
