@@ -45,7 +45,8 @@ from strategies.fedavg import FedAvg
 from strategies.fedspace import FedSpace
 from strategies.protocol.declared import Share, condition, declare
 from strategies.protocol.parcel import Layout
-from strategies.protocol.settings import Settings, require, rng_for
+from strategies.protocol.settings import Settings, SettingsError, require, rng_for
+from strategies.protocol.text import amount
 from strategies.rwt import RWT
 
 BASES: dict[str, type[Strategy]] = {
@@ -90,13 +91,15 @@ class FedRewind(Strategy):
             require(mode == "train", "rewind.batch-norm", mode, allowed)
         total = settings.train.epochs
         self.epochs = self.rewind.epochs(total)
-        require(
-            2 * self.epochs < total,
-            "rewind.fraction",
-            self.rewind.fraction,
-            f"0, or so small that train.epochs = {total} leaves an epoch before two legs of "
-            f"{self.epochs}: use more epochs, at least 3",
-        )
+        if 2 * self.epochs >= total:
+            fraction = self.rewind.fraction
+            enough = ceil(round(2 / (1 - 2 * fraction), 9))  # λE is rounded up by less than 1
+            lower = "lower rewind.fraction" if total > 2 else "rewind.fraction to 0"
+            raise SettingsError(
+                f"With train.epochs = {total}, two rewind legs of {amount(self.epochs, 'epoch')} "
+                f"(rewind.fraction = {fraction:g}) leave no epoch for the visit: set train.epochs "
+                f"to {enough} or more, or {lower}."
+            )
 
     def plan(self, state: State) -> list[Visit]:
         """The visits of Eq. 4.8, one hop for each training, innermost first."""

@@ -74,12 +74,32 @@ def test_epochs_are_shared_out_by_the_ceiling_rule(base, epochs, fraction, share
     assert tuple(legs[hop][0][2] for hop in (1, 2, 3)) == shares
 
 
-@pytest.mark.parametrize(("epochs", "fraction"), [(2, 0.1), (1, 0.4), (4, 0.3)])
-def test_a_fraction_that_leaves_no_epochs_is_refused(epochs, fraction):
-    chosen = {"train__epochs": epochs, "rewind__fraction": fraction}
-    with pytest.raises(SettingsError, match=rf"rewind.fraction' is {fraction}.*epochs = {epochs} "):
-        strategy_of(settings(strategy="fedrewind", **chosen))
-    strategy_of(settings(strategy="cwt", **chosen))
+@pytest.mark.parametrize(
+    ("epochs", "fraction", "legs", "enough", "lower"),
+    [
+        (2, 0.1, "1 epoch", 3, "rewind.fraction to 0"),
+        (1, 0.4, "1 epoch", 10, "rewind.fraction to 0"),
+        (4, 0.3, "2 epochs", 5, "lower rewind.fraction"),
+        (6, 0.4, "3 epochs", 10, "lower rewind.fraction"),
+    ],
+)
+def test_a_fraction_that_leaves_no_epochs_is_refused(epochs, fraction, legs, enough, lower):
+    """Each cure that it names is one, also with more epochs than it asks for."""
+
+    def method(total, share=fraction):
+        chosen = {"train__epochs": total, "rewind__fraction": share}
+        return strategy_of(settings(strategy="fedrewind", **chosen))
+
+    with pytest.raises(SettingsError) as refusal:
+        method(epochs)
+    assert str(refusal.value) == (
+        f"With train.epochs = {epochs}, two rewind legs of {legs} (rewind.fraction = {fraction}) "
+        f"leave no epoch for the visit: set train.epochs to {enough} or more, or {lower}."
+    )
+    for total in range(enough, 4 * enough):
+        method(total)
+    method(epochs, 1e-3 if "lower" in lower else 0.0)
+    strategy_of(settings(strategy="cwt", train__epochs=epochs, rewind__fraction=fraction))
 
 
 @pytest.mark.slow
