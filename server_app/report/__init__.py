@@ -111,11 +111,11 @@ def _method(strategy: str) -> tuple[str, str]:
 
 def _facts(name: str, summary: Summary) -> list[str]:
     resumed = [f"interrupted and resumed: {summary.resumed}"] if summary.resumed else []
-    return [
+    facts = (
         amount(len(summary.hospitals), "hospital"),
         amount(len(summary.models), "model"),
         amount(summary.rounds, "round"),
         duration(summary.wall_seconds),
-        *resumed,
-        f"run {name}",
-    ]
+    )
+    known = [fact for fact in facts if not fact.startswith("0 ")]
+    return [*known, *resumed, f"run {name}"]

@@ -136,6 +136,7 @@ def test_a_command_that_reads_a_killed_run_mends_its_page(results, command, resu
     assert RELOADS not in page
     assert "The server has ended before the end of the run" in page
     assert "is under way" not in page
+    assert '<p class="soft">run ' in page  # of hospitals, models, rounds and seconds none is known
     assert (f"--run-config '{killed}/checkpoint/resume.toml'" in page) == resume
     assert RELOADS in page_of(results)  # that of the run under way stays
 
