@@ -18,13 +18,14 @@ from server_app.measures import mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from strategies.engine.events import LOG
-from strategies.protocol.files import FileError, expand, is_locked, read_text
+from strategies.protocol.files import FileError, expand, is_locked, read_text, reason_of
 from strategies.protocol.may_leave import FIGURE
 from strategies.protocol.run_config import read_config
 
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
 # letters of a name or a reason.
 MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
+CONFIG = "config.toml"
 # Metrics of an assessment, each with the answer that has its constant figure.
 METRICS = {
     "balanced_accuracy": "a constant answer, or chance",
@@ -71,6 +72,7 @@ def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
         found = list(islice(_directories(place), MOST_RUNS + 1))
         if not found:
             reason = "holds no run" if place.is_dir() else "is not a folder"
+            reason += ": give a result directory, or a folder that contains some"
             left_out.append(LeftOut(place, reason))
         elif len(found) > MOST_RUNS:
             reason = f"holds more than {MOST_RUNS} runs, of which the others are not read"
@@ -96,12 +98,12 @@ class _NotCompletedError(ValueError):
 
 
 def _read(path: Path) -> CompletedRun:
-    settings = {"fold": 0, **read_config(path / "config.toml")}
+    settings = {"fold": 0, **read_config(path / CONFIG)}
     for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
         if key not in settings:
-            raise FileError(f"its config.toml has no {key}: it was cut, or is of no run")
+            raise FileError(f"its {CONFIG} has no {key}: it was cut, or is of no run")
         if type(settings[key]) is not wanted:
-            raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
+            raise FileError(f"its {CONFIG} says {key} = {settings[key]!r:.80}.")
     settings["visits"] = _note(path / "visits") or "all"
     summary = Summary.read(path, any_version=True)
     own = {h: data.get("own_settings") or {} for h, data in summary.data.items()}
@@ -178,4 +180,6 @@ def _reason(path: Path, error: Exception) -> str:
             return "is under way"
         resume = mark_ended(path)
         return "has not completed" + (f"; resume it with --run-config '{resume}'" if resume else "")
-    return f"cannot be read ({error!s:.{LONGEST}})"
+    if isinstance(error, FileNotFoundError) and Path(error.filename).name == CONFIG:
+        return f"has no {CONFIG}: it is not a result directory"
+    return f"cannot be read ({reason_of(error):.{LONGEST}})"

@@ -325,8 +325,10 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert reasons["under-way"] == "is under way"
     assert reasons["stopped"].startswith("has not completed; resume it with --run-config '")
     assert reasons["broken"].startswith(f"cannot be read ({broken}/summary.json is damaged")
-    assert "config.toml" in reasons["bare"]
-    assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is not a folder")
+    assert reasons["bare"] == "has no config.toml: it is not a result directory"
+    cure = "give a result directory, or a folder that contains some"
+    assert reasons["empty"] == f"holds no run: {cure}"
+    assert reasons["nowhere"] == f"is not a folder: {cure}"
     assert "config.toml has no seed" in reasons["cut"]
     again = study / "cwt" / "0-again"
     assert reasons["0"] == f"has the settings and seed of {again}, which is compared in its place"
