@@ -158,12 +158,13 @@ def ledger(
     from client_app.authority.ledger import path_of, read_to_break
 
     private()
+    path = path_of(site, store_dir)
     try:
-        lines, broken = read_to_break(path_of(site, store_dir))
-    except OSError as error:
+        lines, broken = read_to_break(path)
+    except FileNotFoundError as error:
         raise ValueError(
-            f"There is no ledger to read: {error}. Name a hospital with --hospital. A simulation "
-            "has no ledger, nor has a hospital before its first run."
+            f"There is no ledger at {path}. Name a hospital with --hospital. A simulation has no "
+            "ledger, nor has a hospital before its first run."
         ) from error
     newest = lines[-1].hash if lines else "-"
     verdict = f"{broken or 'The chain is intact.'} Valid lines: {len(lines)}. Hash of the last: "

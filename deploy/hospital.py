@@ -21,7 +21,7 @@ from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, check_free, free_port, split_address
 from deploy.voice import SuperNodeVoice
-from strategies.protocol.files import STORES, expand, make_private
+from strategies.protocol.files import STORES, expand, make_private, reason_of
 from strategies.protocol.run_config import parse_pairs
 
 PROGRAMS = Path(__file__).parent / "programs"  # replace Flower's own programs
@@ -232,7 +232,7 @@ def check_server(server: str, authority: Path) -> None:
         ) from error
     except OSError as error:
         print(
-            f"{server} cannot be reached now ({error}): the SuperNode tries again and again. Check "
-            "--server, the network and the firewall if this lasts.",
+            f"{server} cannot be reached now ({reason_of(error)}): the SuperNode tries again and "
+            "again. Check --server, the network and the firewall if this lasts.",
             flush=True,
         )

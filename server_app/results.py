@@ -60,7 +60,14 @@ from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.declared import excerpt
-from strategies.protocol.files import FileError, expand, lock_once, replacing, write_whole
+from strategies.protocol.files import (
+    FileError,
+    expand,
+    lock_once,
+    reason_of,
+    replacing,
+    write_whole,
+)
 from strategies.protocol.parcel import save
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
@@ -146,7 +153,7 @@ class Results:
         except (OSError, CheckpointError, FileError) as error:
             raise SettingsError(
                 f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
-                f"({error})."
+                f"({reason_of(error)})."
             ) from error
         results._feed.begin(state.run, results.path, settings)
         for measured in results._rounds:

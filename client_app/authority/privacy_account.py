@@ -24,7 +24,7 @@ from client_app.authority.node_config import OwnError
 from client_app.authority.policy import PrivacyRules
 from client_app.store import append_text, own_folder
 from strategies.protocol.declared import MOST_EPSILON
-from strategies.protocol.files import read_text
+from strategies.protocol.files import read_text, reason_of
 from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
@@ -76,7 +76,7 @@ def read_account(folder: Path) -> list[Spent]:
         lines = read_text(path).splitlines()
         return [from_json(line, Spent) for line in lines if line.endswith("}")]
     except (OSError, ValueError) as error:
-        raise OwnError("privacy account", f"{path} is damaged: {error}") from error
+        raise OwnError("privacy account", f"{path} is damaged: {reason_of(error)}") from error
 
 
 def require_delta(name: str, delta: float, patients: NDArray[Any], group: int) -> None:

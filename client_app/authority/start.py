@@ -19,7 +19,7 @@ from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import read_account
 from client_app.store import DEFAULT, Store
 from strategies.protocol.archive import ArchiveError, check_unpacked
-from strategies.protocol.files import expand, read_bytes
+from strategies.protocol.files import expand, read_bytes, reason_of
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import PUBLIC, defaults
 
@@ -46,7 +46,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
             if file.is_absolute():  # torch would unpack it, whatever its size
                 check_unpacked(file)
         except (OSError, ArchiveError) as error:
-            text = f"'{key}' is {config[key]!r}, which cannot be used: {error}"
+            text = f"'{key}' is {config[key]!r}, which cannot be used: {reason_of(error)}"
             raise OwnError("node-config", text) from error
     if own.model:
         _check_model(own.model)

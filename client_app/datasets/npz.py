@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from client_app.datasets.pool import Pool, numbered_classes
 from client_app.errors import DataError
 from strategies.protocol.archive import load
+from strategies.protocol.files import reason_of
 
 
 def load_npz(file: str) -> Pool:
@@ -76,7 +77,7 @@ def _read(file: str) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError) as error:
         raise DataError(
             f"The file '{file}' cannot be read as an archive of plain arrays, which numpy.savez "
-            f"writes: {error}"
+            f"writes: {reason_of(error)}"
         ) from error
 
 

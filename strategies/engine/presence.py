@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from strategies.protocol.files import expand, read_table
+from strategies.protocol.files import expand, read_table, reason_of
 from strategies.protocol.settings import Settings, SettingsError
 
 ACTIVE, LEFT, NOT_YET = "active", "left", "not-yet"
@@ -79,7 +79,7 @@ def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     try:
         rows = read_table(path)
     except (OSError, ValueError) as error:
-        _refuse(str(path), f"it cannot be read ({error})")
+        _refuse(str(path), f"it cannot be read ({reason_of(error)})")
     order, table = [NOT_YET, ACTIVE, LEFT], dict[str, list[str]]()
     for _, cells in rows:
         name, *states = map(str.strip, cells)

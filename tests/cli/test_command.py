@@ -124,7 +124,7 @@ def test_the_version_is_printed(capsys, monkeypatch):
         (["rum"], "fedhandoff: No such command 'rum'. Did you mean 'run'?\n"),
         (
             ["ledger", "--store-dir", "/no"],
-            "fedhandoff ledger: There is no ledger to read: No such",
+            "fedhandoff ledger: There is no ledger at /no/hospital/ledger.jsonl. Name a hospital",
         ),
         (
             ["export", "A", "--to", "a.safetensors", "--result", "/no"],

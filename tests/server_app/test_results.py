@@ -182,8 +182,10 @@ def test_the_notes_on_images_come_once_if_the_end_is_repeated(results, monkeypat
 def test_an_output_dir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     for bad in (f"{tmp_path}/file/runs", "~nobody-of-this-name/runs"):
-        with pytest.raises(SettingsError, match=r"'output-dir' is .*runs'; it must be a folder"):
+        with pytest.raises(SettingsError) as refusal:
             Results.open(settings(output_dir=bad))
+        assert f"'output-dir' is '{bad}'; it must be a folder" in str(refusal.value)
+        assert "Errno" not in str(refusal.value)
 
 
 def test_a_failed_run_keeps_what_it_measured(results, events):
