@@ -42,13 +42,16 @@ SURROGATES = re.compile(r"[^\s'\"]*[\ud800-\udfff][^\s'\"]*")  # bytes of a name
 def output_option(text: str, *suffixes: str) -> Any:
     """An option with a file to write; `text` is its help.
 
-    The file's name must have one of the ends: the option replaces no key and no image.
+    The file's name must have one of the ends: the option replaces no key and no image. Its folder
+    must exist: else the command would fail only after its work.
     """
 
     def check(path: Path | None) -> Path | None:
         if path and path.suffix not in suffixes:
             ends = " or ".join(suffixes)
             raise typer.BadParameter(f"'{path}' does not end in {ends}: name such a file.")
+        if path and not (folder := expand(path).parent).is_dir():
+            raise typer.BadParameter(f"There is no folder '{folder}': make it, or name another.")
         return path
 
     return typer.Option(help=text, callback=check)

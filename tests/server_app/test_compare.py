@@ -507,6 +507,17 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("option", ["--csv", "--html"])
+def test_a_folder_for_a_file_is_missed_before_the_work(option, study, tmp_path, capsys):
+    file = tmp_path / "missing" / f"table.{option[2:]}"
+    with pytest.raises(SystemExit) as end:
+        main(["compare", str(study), option, str(file)])
+    assert end.value.code == 2
+    shown = capsys.readouterr()
+    assert f"There is no folder '{file.parent}': make it, or name another." in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("option", ["--csv", "--html"])
 def test_a_full_disk_leaves_the_file_of_before(option, study, tmp_path, monkeypatch, capsys):
     def fail(draft, path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
