@@ -126,7 +126,7 @@ def objection(row: Assessment) -> str:
     if is_inverted(row):
         return f"It is inverted there: AUROC {number(row['auroc'])}, and guessing gives 0.5."
     if judge(row) in ("bad", "open"):
-        return f"That is not shown to be better than chance ({chance(row):.3f})."
+        return f"The model is not shown to be better than chance ({chance(row):.3f})."
     return ""
 
 

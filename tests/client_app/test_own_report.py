@@ -729,7 +729,7 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
     assert [is_useful(each) for each in (useless, worse, good)] == [False, False, True]
     _, (judgement, text), *_ = sentences(PAST, [useless])
     assert judgement == "bad"
-    assert text.endswith("That is not shown to be better than chance (0.500).")
+    assert text.endswith("The model is not shown to be better than chance (0.500).")
     past: Any = SimpleNamespace(
         site="graz",
         models={"a": SimpleNamespace(visited=["wien"])},
