@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from pathlib import Path
 
-from pages.verdicts.methods import ABOUT, APART, count_pairs, describe_noise
+from pages.verdicts.methods import APART, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, OVER_TASKS, Column, Comparison, Method
 from server_app.measures import mean, spread
 from strategies.protocol.files import replacing
@@ -62,7 +62,7 @@ def text(comparison: Comparison) -> str:
     if comparison.left_out:
         lines = [f"  {each.path} {each.reason}" for each in comparison.left_out]
         parts.append("\n".join(["Left out:", *lines]))
-    return "\n\n".join([*parts, _wrap(ABOUT)] if comparison.methods else parts)
+    return "\n\n".join([*parts, _wrap(comparison.about)] if comparison.methods else parts)
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from pages.figures import deviation
 from pages.page import capital, render
 from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
-from pages.verdicts.methods import ABOUT, APART, count_pairs, describe_noise
+from pages.verdicts.methods import APART, count_pairs, describe_noise
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
 from server_app.runs import METRICS
@@ -25,7 +25,8 @@ def page(comparison: Comparison) -> str:
         "comparison",
         f"{amount(len(methods), 'method')} compared",
         conclusions=comparison.conclusions,
-        about=ABOUT,
+        about=comparison.about,
+        repeated=comparison.most_runs > 1,
         apart=APART,
         noised=describe_noise(comparison.noised_methods) if comparison.noised_methods else "",
         unlike=comparison.different_settings,

@@ -227,6 +227,16 @@ class Comparison:
         return sorted({h for m in self.methods for run in m.runs.values() for h in run.hospitals})
 
     @property
+    def most_runs(self) -> int:
+        """The largest number of runs of a method."""
+        return max((len(each.runs) for each in self.methods), default=0)
+
+    @property
+    def about(self) -> str:
+        """The sentences on what the figures are."""
+        return methods.explain(self.most_runs, len(self.methods))
+
+    @property
     def noised_methods(self) -> list[str]:
         """The methods whose figures have noise."""
         runs = [(each.name, run) for each in self.methods for run in each.runs.values()]

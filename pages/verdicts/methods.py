@@ -6,15 +6,25 @@ from pages.figures import Figure, direction
 from strategies.protocol.text import amount
 
 SEEDS = 3  # the least number of seeds for an interval
-ABOUT = (
-    "Mean ± standard deviation over runs. At home: the model that a hospital holds after the "
-    "hand-off. Everywhere: every model at every hospital. Differences: mean over the seeds and "
-    "hospitals that both methods have, with a 95 % interval from three seeds on (Student's t: "
-    "hospitals of one seed share their models and are no independent repetitions, and a bootstrap "
-    "of so few seeds is too narrow). It covers the effect of other seeds on the difference, not of "
-    "other hospitals or patients. One of 20 such intervals misses the true difference."
+OVER_RUNS = "Mean ± standard deviation over runs."
+MODELS = (
+    "At home: the model that a hospital holds after the hand-off. Everywhere: every model at every "
+    "hospital."
+)
+DIFFERENCES = (
+    "Differences: mean over the seeds and hospitals that both methods have, with a 95 % interval "
+    "from three seeds on (Student's t: hospitals of one seed share their models and are no "
+    "independent repetitions, and a bootstrap of so few seeds is too narrow). It covers the effect "
+    "of other seeds on the difference, not of other hospitals or patients. One of 20 such "
+    "intervals misses the true difference."
 )
 APART = "Not alike. Methods with other data or another split are not compared in pairs."
+
+
+def explain(runs: int, methods: int) -> str:
+    """What the figures are: means over `runs` of a method, and differences of `methods`."""
+    parts = [*([OVER_RUNS] if runs > 1 else []), MODELS, *([DIFFERENCES] if methods > 1 else [])]
+    return " ".join(parts)
 
 
 def list_methods(names: Iterable[str]) -> str:

@@ -491,6 +491,23 @@ def test_the_page_shows_all_figures_and_loads_nothing(study):
     assert "<h2>Accuracy, at home</h2>" not in shown
 
 
+@pytest.mark.parametrize(
+    ("strategies", "seeds", "means", "differences"),
+    [("c", 1, False, False), ("cr", 1, False, True), ("c", 2, True, False), ("cr", 2, True, True)],
+)
+def test_it_explains_only_what_it_has(strategies, seeds, means, differences, tmp_path):
+    for each in strategies:
+        for seed in range(seeds):
+            write_run(tmp_path / each / f"{seed}", f"{each}wt", seed)
+    comparison = compare([tmp_path])
+    for shown in (text(comparison), bare(page(comparison))):
+        assert ("Mean ± standard deviation over runs" in shown) == means
+        assert "Everywhere: every model at every" in shown
+        assert ("Student's t" in shown) == differences
+    assert ("Grey: single" in page(comparison)) == means
+    assert ("mean over a method's runs" in page(comparison)) == means
+
+
 def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
     files = ["--csv", str(tmp_path / "table.csv"), "--html", str(tmp_path / "table.html")]
     with pytest.raises(SystemExit) as end:
