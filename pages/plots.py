@@ -23,6 +23,8 @@ DASHES = ("", "5 3", "1 3", "8 3 1 3")
 MARKED = 40  # most points of a line with marks
 WIDTH, HEIGHT = 340, 180  # size of a chart, in pixels of a narrow screen
 SMALL = (160, 88)  # size of a small chart
+NAME = 17  # height of a row's name in `spans`, in pixels
+RADIUS = 5  # room for half a mark at the ends of an axis, in pixels
 
 Cell = tuple[str, Mapping[str, object]]  # a small text, and the attributes of its HTML element
 Table = tuple[Sequence[str], Sequence[tuple[str, Sequence[Cell]]]]  # columns, and named rows
@@ -199,7 +201,7 @@ def spans(
     for place, row in enumerate(rows):
         if isfinite(row.mark):
             at = f"{axis.share(row.mark):.1f}%"
-            parts.append(_stroke("chance", (at, at), (place * step, (place + 1) * step)))
+            parts.append(_stroke("chance", (at, at), (place * step + NAME, (place + 1) * step)))
         parts.append(_text(0, y + 9, _shorten(row.name, 48), css="name"))
         for k, figure in enumerate(row.figures):
             parts += _span(figure, row.dots, axis, k, y + 21 + 11 * k)
@@ -345,7 +347,7 @@ def _box(width: int, height: int) -> dict[str, object]:
 
 
 def _high(height: int) -> dict[str, object]:
-    return {"height": height, "style": f"height:{height}px"}
+    return {"height": height, "style": f"height:{height}px;padding:0 {RADIUS}px"}
 
 
 def _description(title: str, about: str) -> str:

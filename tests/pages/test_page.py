@@ -75,6 +75,21 @@ def test_pictures_have_the_digits_of_the_text():
     assert about == "t. a: -0.003 (-0.005 to -0.001), the dashed line is at 0.000"
 
 
+def test_no_dashed_line_runs_through_a_name_and_no_mark_is_cut():
+    """A row's name ends 3 pixels below its line of letters; a figure clips its picture."""
+    ends: list[Figure] = [{"value": x, "low": x, "high": x} for x in (0.0, 1.0)]
+    drawn = spans("t", [Lane(f"{k}", [figure] * 2, 0.5) for k, figure in enumerate(ends)])
+    shapes = [{"class": "", "tag": each.tag, **each.attributes} for each in drawn.shapes]
+    names, lines = (
+        [float(str(each[y])) for each in shapes if each["class"] == kind]
+        for kind, y in (("name", "y"), ("chance", "y1"))
+    )
+    assert [line > name + 3 for name, line in zip(names, lines, strict=True)] == [True, True]
+    radii = [float(str(each["r"])) for each in shapes if each["tag"] == "circle"]
+    (padding,) = re.findall(r"padding:0 (\d+)px", str(drawn.size["style"]))
+    assert 0 < max(radii) < float(padding)
+
+
 def test_contents_lead_to_sections():
     runs = [{"title": f"Run {k}", "rows": [], "settings": []} for k in (1, 2)]
     page = render("ledger", "t", runs=runs, verdict="", whole=True)
