@@ -185,7 +185,7 @@ def spans(
     """Figures with their intervals, one below the other, on one axis.
 
     All rows have equally many figures. Their `names`, and `marked`, the meaning of the dashed line,
-    are in the key. By default the axis goes from 0 to 1.
+    are in the key; `marked` only if there is such a line. By default the axis goes from 0 to 1.
     """
     axis, y = axis or Axis(), 4.0
     parts: list[Shape] = []
@@ -207,7 +207,8 @@ def spans(
             parts += _span(figure, row.dots, axis, k, y + 21 + 11 * k)
         y += step
     about = _description(title, "; ".join(map(_lane_in_words, rows)))
-    return Picture(_high(height), about, parts, _key(names, marked, dots=True))
+    key = _key(names, marked if any(isfinite(row.mark) for row in rows) else "", dots=True)
+    return Picture(_high(height), about, parts, key)
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Picture:

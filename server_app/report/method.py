@@ -9,6 +9,7 @@ from pages.figures import Figure, deviation
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line
 from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends, visits
+from server_app.report.worth import CHANCE
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
@@ -30,7 +31,8 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         Lane(hospital, [deviation(at["balanced_mean"], at["balanced_std"])], chances[hospital])
         for hospital, at in summary.node_convergence.items()
     ]
-    agreement = plots.spans("Mean and standard deviation of all models by hospital", lanes)
+    title = "Mean and standard deviation of all models by hospital"
+    agreement = plots.spans(title, lanes, marked=CHANCE)
     noise = max(filter(isfinite, summary.history["noise"]), default=0)
     return {
         "tested": True,

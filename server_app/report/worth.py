@@ -86,9 +86,9 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
         "round": first["round"],
         "chance": value_text(same) if isfinite(same := mean_chance(held or tests)) else "",
         "interval": isfinite(first["low"]),
-        "worst": len(lanes) > 1,
+        "worst": len(tests) > 1,
         "noise": f"{Z * first['noise']:.3f}" if "noise" in first else "",
-        "drawn": plots.spans("Balanced accuracy of the run", lanes),
+        "drawn": plots.spans("Balanced accuracy of the run", lanes, marked=CHANCE),
     }
 
 

@@ -247,11 +247,13 @@ def test_a_visit_whose_model_is_refused_later_was_not_missed():
     ],
 )
 def test_the_caption_of_the_first_figure_names_only_what_is_there(run, chance, interval, worst):
-    text = text_of(run().page())
+    page = run().page()
+    text, figure = text_of(page), page.partition("<figcaption>")[0]
     assert ("A constant answer gives 0.500, and 1 is perfect." in text) == chance
     assert ("A figure of 1 is perfect." in text) != chance
     assert ("In brackets the 95 % interval" in text) == interval
-    assert ("Below: the worst model." in text) == worst
+    assert ("Each mean of several models is followed by the worst of them." in text) == worst
+    assert ("chance: a constant answer" in figure) == chance
 
 
 def test_classes_are_shown_only_if_a_hospital_reports_one():
