@@ -208,9 +208,11 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         setattr(dataset, keyword, next(filter(math.isfinite, numbers), default))
     given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
     (item,) = (dataset.get("ModalityLUTSequence") or [{}])[:1]
-    if not (table := bool(item.get("LUTDescriptor") and item.get("LUTData"))):
-        dataset.ModalityLUTSequence = None
-    values = apply_modality_lut(stored, dataset) if given or table else stored
+    dataset.ModalityLUTSequence = None
+    if item.get("LUTDescriptor") and item.get("LUTData"):
+        values = _look_up(stored, item, "><"[dataset.original_encoding[1]])
+    else:
+        values = apply_modality_lut(stored, dataset) if given else stored
     function = str(next(iter(_values(dataset, "VOILUTFunction")), "LINEAR")).upper()
     windows = zip(_numbers(dataset, "WindowCenter"), _numbers(dataset, "WindowWidth"), strict=False)
     smallest = 1 if function == "LINEAR" else math.ulp(0)
@@ -242,6 +244,21 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         shown = 255 - shown
     shown[padding] = 0
     return shown
+
+
+def _look_up(values: NDArray[Any], item: Any, order: str) -> NDArray[np.uint16]:
+    """The entries of a table for values; those beyond it take its ends.
+
+    pydicom 3.0 subtracts the first value in the type of the pixels, which overflows.
+    """
+    _, start, _ = item.LUTDescriptor
+    if start >= 2**15 and values.dtype.kind == "i":  # some devices write 64512 for -1024
+        start -= 2**16
+    data = item.LUTData  # numbers, or bytes of VR OW
+    entries = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.array(data)
+    places = values.clip(float(start), start + len(entries) - 1.0) - start
+    found: NDArray[np.uint16] = entries.astype(np.uint16)[places.astype(np.int32)]
+    return found
 
 
 def _numbers(dataset: Any, keyword: str) -> list[float]:

@@ -583,6 +583,34 @@ def test_the_first_value_of_a_table_may_be_written_unsigned(read):
     assert read(dicom(values, VOILUTSequence=[item]))[1].tolist() == [[[0, 10], [20, 255]]]
 
 
+@pytest.mark.parametrize("vr", ["US", "OW"])
+@pytest.mark.parametrize("depth", [8, 12, 16])
+@pytest.mark.parametrize(
+    ("values", "first", "length"),
+    [
+        (np.array([[-1024, -1, 1000, 3071]], np.int16), -(2**15), 2**16),
+        (np.array([[-1024, -1, 1000, 3071]], np.int16), 64512, 4096),  # -1024
+        (np.array([[0, 50, 100, 255]], np.uint8), 30, 200),
+        (np.array([[0, 100, 200, 255]], np.uint8), 300, 100),
+        (np.array([[0, 200, 400, 1000]], np.uint16), 100, 512),
+        (np.array([[0, 200, 400, 65535]], np.uint16), 64512, 1024),
+    ],
+)
+def test_tables_of_stored_values_do_not_overflow(values, first, length, depth, vr, read):
+    """Entry i has the share i / (length - 1) of the largest number."""
+    entries = (np.arange(length) * (2**depth - 1) // (length - 1)).astype("<u2")
+    item = pytest.importorskip("pydicom").Dataset()
+    item.add_new("LUTDescriptor", "SS" if first < 0 else "US", [length % 2**16, first, depth])
+    item.add_new("LUTData", vr, entries.tolist() if vr == "US" else entries.tobytes())
+    signed = first - 2**16 if first == 64512 and values.dtype.kind == "i" else first
+    shown = entries[np.clip(values.astype(int) - signed, 0, length - 1)].astype(float)
+    expected = (shown - shown.min()) / max(1, shown.max() - shown.min()) * 255
+
+    assert read(dicom(values, ModalityLUTSequence=[item]))[1].tolist() == [
+        np.rint(expected).tolist()
+    ]
+
+
 @pytest.mark.parametrize("name", ["VOILUTSequence", "ModalityLUTSequence"])
 def test_a_table_without_entries_counts_as_absent(name, read):
     item = pytest.importorskip("pydicom").Dataset()
