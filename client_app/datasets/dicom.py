@@ -30,6 +30,7 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 # Photometric Interpretation -> samples of a pixel. pydicom treats other interpretations as RGB.
 SAMPLES = {**dict.fromkeys(GREY, 1), "PALETTE COLOR": 1, "RGB": 3}
 SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
+PRIMARIES = ("Red", "Green", "Blue")
 # Modalities without an image. Some of these files claim to be an image.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
 NO_PICTURE = "is DICOM that holds no picture"
@@ -121,6 +122,10 @@ def _check_description(dataset: Any, pixels: bytes, syntax: Any) -> None:
     colour, samples = dataset.get("PhotometricInterpretation"), dataset.get("SamplesPerPixel")
     needed = ["Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated"]
     needed += ["PlanarConfiguration"] if samples == 3 else []
+    if colour == "PALETTE COLOR" and samples == 1:
+        form = "Segmented" if "SegmentedRedPaletteColorLookupTableData" in dataset else ""
+        needed += ["RedPaletteColorLookupTableDescriptor"]
+        needed += [f"{form}{each}PaletteColorLookupTableData" for each in PRIMARIES]
     needed += ["BitsStored", "PixelRepresentation"] if b"\x10" in pixels[:4] else []  # no floats
     for keyword in needed:
         if dataset.get(keyword) in (None, ""):
@@ -178,7 +183,7 @@ def _check_segments(dataset: Any, order: str) -> None:
     segments are not read.
     """
     form = f"{order}u{dataset.RedPaletteColorLookupTableDescriptor[2] // 8}"
-    for colour in ("Red", "Green", "Blue", "Alpha"):
+    for colour in (*PRIMARIES, "Alpha"):
         data = dataset.get(f"Segmented{colour}PaletteColorLookupTableData") or b""
         numbers, place, entries = np.frombuffer(data, form).tolist(), 0, 0
         while place + 1 < len(numbers):
@@ -194,7 +199,7 @@ def _check_segments(dataset: Any, order: str) -> None:
 
 def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     """Grey values [H, W] as a viewer first shows the stored values [H, W]; padding is black."""
-    from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+    from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 
     padding = np.zeros(stored.shape, bool)
     if first := _values(dataset, "PixelPaddingValue")[:1]:
@@ -207,10 +212,9 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         numbers = [number for number in _numbers(dataset, keyword) if number]
         setattr(dataset, keyword, next(filter(math.isfinite, numbers), default))
     given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
-    (item,) = (dataset.get("ModalityLUTSequence") or [{}])[:1]
-    dataset.ModalityLUTSequence = None
-    if item.get("LUTDescriptor") and item.get("LUTData"):
-        values = _look_up(stored, item, "><"[dataset.original_encoding[1]])
+    table, dataset.ModalityLUTSequence = _table(dataset, "ModalityLUTSequence"), None
+    if table:
+        values = _look_up(stored, *table)
     else:
         values = apply_modality_lut(stored, dataset) if given else stored
     function = str(next(iter(_values(dataset, "VOILUTFunction")), "LINEAR")).upper()
@@ -219,45 +223,55 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     usable = [(c, w) for c, w in windows if math.isfinite(c) and smallest <= w < math.inf]
     dataset.WindowCenter, dataset.WindowWidth = usable[0] if usable else (None, None)
     dataset.VOILUTFunction = function
-    top, (item,) = 0, (dataset.get("VOILUTSequence") or [{}])[:1]
-    if item.get("LUTDescriptor") and item.get("LUTData"):
-        length, start, depth = item.LUTDescriptor
-        if start >= 2**15 and values.min() < 0:  # some devices write 65534 for -2
-            start -= 2**16
-        top = 2**depth - 1
-        # Two faults of pydicom 3.0 are avoided here. If the entries have 8 bits, it looks values up
-        # in 8 bits, whatever the length. Values far above the last entry get the first ones.
-        item.LUTDescriptor = [length, start, 16]
-        values = values.clip(float(start), start + (length or 2**16) - 1.0)
-    elif usable and function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+    if table := _table(dataset, "VOILUTSequence"):  # goes before windows
+        shown = scale(_look_up(values, *table), 0, 2 ** table[2] - 1)
+    elif not usable:
+        shown = stretch(values, ~padding)
+    elif function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         raise UnusableImage(
             "is DICOM with a VOI LUT Function that is not in the standard: correct or blank it"
         )
-    windowed = apply_voi_lut(values, dataset)  # uses the table, or else the first window
-    if windowed is values:
-        shown = stretch(values, ~padding)
-    elif top:
-        shown = scale(windowed, 0, top)
     else:  # values below and above the window show the values of its ends
-        shown = scale(windowed, *apply_voi_lut(np.array([-np.inf, np.inf]), dataset))
+        ends = apply_windowing(np.array([-np.inf, np.inf]), dataset)
+        shown = scale(apply_windowing(values, dataset), *ends)
     if dataset.PhotometricInterpretation == "MONOCHROME1":  # the smallest value is white
         shown = 255 - shown
     shown[padding] = 0
     return shown
 
 
-def _look_up(values: NDArray[Any], item: Any, order: str) -> NDArray[np.uint16]:
-    """The entries of a table for values; those beyond it take its ends.
+def _table(dataset: Any, keyword: str) -> tuple[NDArray[np.uint16], int, int] | None:
+    """The entries of a table, the first value that has one, and its bits; None if there is none."""
+    from pydicom.datadict import dictionary_description
+
+    (item,) = (dataset.get(keyword) or [{}])[:1]
+    descriptor, data = item.get("LUTDescriptor"), item.get("LUTData")
+    if not (descriptor and data):
+        return None
+    length, start, depth = [*np.ravel(descriptor).tolist(), 0, 0][:3]
+    length = length or 2**16
+    if isinstance(data, bytes):  # of VR OW; some devices store entries of 8 bits as bytes
+        order = "<" if dataset.original_encoding[1] else ">"
+        form = "u1" if depth == 8 and len(data) < 2 * length else f"{order}u2"
+        data = np.frombuffer(data, form)
+    entries = np.ravel(data).astype(np.uint16)[:length]
+    if not 8 <= depth <= 16 or len(entries) < length:
+        raise UnusableImage(
+            f"is DICOM with a {dictionary_description(keyword)} that has too few entries, or "
+            "entries of other than 8 to 16 bits: correct or blank it"
+        )
+    return entries, start, depth
+
+
+def _look_up(values: NDArray[Any], entries: NDArray[Any], start: int, _: int) -> NDArray[Any]:
+    """The entries of a table (`_table`) for values; those beyond it take its ends.
 
     pydicom 3.0 subtracts the first value in the type of the pixels, which overflows.
     """
-    _, start, _ = item.LUTDescriptor
-    if start >= 2**15 and values.dtype.kind == "i":  # some devices write 64512 for -1024
-        start -= 2**16
-    data = item.LUTData  # numbers, or bytes of VR OW
-    entries = np.frombuffer(data, f"{order}u2") if isinstance(data, bytes) else np.array(data)
+    if start >= 2**15 and (values.dtype.kind == "i" or values.min() < 0):
+        start -= 2**16  # some devices write 65534 for -2
     places = values.clip(float(start), start + len(entries) - 1.0) - start
-    found: NDArray[np.uint16] = entries.astype(np.uint16)[places.astype(np.int32)]
+    found: NDArray[Any] = entries[places.astype(np.int32)]
     return found
 
 

@@ -611,7 +611,44 @@ def test_tables_of_stored_values_do_not_overflow(values, first, length, depth, v
     ]
 
 
-@pytest.mark.parametrize("name", ["VOILUTSequence", "ModalityLUTSequence"])
+TABLES = {"VOILUTSequence": "VOI LUT Sequence", "ModalityLUTSequence": "Modality LUT Sequence"}
+
+
+def table(descriptor, data, vr):
+    item = pytest.importorskip("pydicom").Dataset()
+    item.add_new("LUTDescriptor", "US", descriptor)
+    item.add_new("LUTData", vr, data)
+    return [item]
+
+
+@pytest.mark.parametrize("vr", ["US", "OW"])
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    ("descriptor", "entries"),
+    [
+        ([256, 0, 0], 256),
+        ([256, 0, 1], 256),
+        ([256, 0, 17], 256),
+        ([256], 256),
+        ([300, 0, 12], 256),
+    ],
+)
+def test_tables_that_do_not_fit_are_named(descriptor, entries, name, vr, refused):
+    data = list(range(entries)) if vr == "US" else np.arange(entries, dtype="<u2").tobytes()
+    content = dicom(np.array([[0, 255]], np.uint8), **{name: table(descriptor, data, vr)})
+    refused(content, f"^is DICOM with a {TABLES[name]} that", by_header=False)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("length", [255, 256])
+def test_entries_of_8_bits_may_be_bytes(length, name, read):
+    item = table([length, 0, 8], bytes(range(length)) + b"\0" * (length % 2), "OW")
+    _, pixels = read(dicom(np.array([[0, 50, 254]], np.uint8), **{name: item}))
+    top = 255 if name.startswith("VOI") else 254  # the largest number, or that of the image
+    assert pixels.tolist() == [[[0, round(50 / top * 255), round(254 / top * 255)]]]
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_a_table_without_entries_counts_as_absent(name, read):
     item = pytest.importorskip("pydicom").Dataset()
     values = np.array([[0, 200], [400, 1000]], np.uint16)
@@ -690,6 +727,18 @@ def test_values_beyond_a_palette_show_its_ends(depth, first, read):
     _, pixels = read(dicom(values, **tags))
 
     assert pixels.tolist() == [np.clip(values.astype(int) - first, 0, 255).tolist()] * 3
+
+
+@pytest.mark.parametrize("segmented", ["", "Segmented"])
+def test_palettes_that_are_not_there_are_named(segmented, refused):
+    names = ["RedPaletteColorLookupTableDescriptor"]
+    names += [f"{segmented}{each}PaletteColorLookupTableData" for each in ("Red", "Green", "Blue")]
+    tags = {"PhotometricInterpretation": "PALETTE COLOR"}
+    words = "(Segmented )?(Red|Green|Blue) Palette Color Lookup Table (Descriptor|Data)"
+    for name in names:
+        refused(dicom(np.array([[0, 1]], np.uint8), **tags), f"^is DICOM without {words}")
+        tags[name] = [2, 0, 8] if "Descriptor" in name else b"\1\2"
+    assert len(tags) == 5
 
 
 REPEATED = [2, 2, 0, 0, 2, 3, 0, 0]  # the first two segments again, and then all three
