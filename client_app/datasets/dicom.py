@@ -4,8 +4,8 @@ import hashlib
 import io
 import math
 import re
+import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import IO, Any
 
@@ -33,6 +33,9 @@ SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
 PRIMARIES = ("Red", "Green", "Blue")
 # Modalities without an image. Some of these files claim to be an image.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
+JPEG = b"\xff\xd8"
+# A marker of JPEG or JPEG-LS (SOF), the segment's length, the precision; height and width follow
+START_OF_FRAME = re.compile(rb"(?s)\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7].{3}(.{4})")
 NO_PICTURE = "is DICOM that holds no picture"
 
 
@@ -155,11 +158,18 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
     dataset = pydicom.dcmread(stream, force=True)
     dataset.file_meta.TransferSyntaxUID = syntax
     if syntax.is_encapsulated:  # the picture may be far larger than the header claims
-        frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=1))
-        with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions
-            within = PIL.Image.open(frame, formats=("JPEG", "JPEG2000"))
+        frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
+        try:
+            within = PIL.Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000"))
             if within.width * within.height > MAX_PIXELS:
                 raise UnusableImage(TOO_LARGE)
+        except PIL.UnidentifiedImageError:  # Pillow does not know RLE and JPEG-LS
+            size = struct.pack(">HH", dataset.Rows, dataset.Columns)
+            if frame.startswith(JPEG) and {*START_OF_FRAME.findall(frame)} != {size}:
+                raise UnusableImage(
+                    "is DICOM with another height or width than its Rows and Columns say: export "
+                    "it again"
+                ) from None
     colour = dataset.PhotometricInterpretation  # of the file; decoding changes YBR to RGB
     stored = dataset.pixel_array  # [H, W] or [H, W, 3]
     if stored.ndim != (3 if dataset.SamplesPerPixel == 3 else 2):  # frames without their number

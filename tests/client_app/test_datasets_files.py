@@ -733,7 +733,7 @@ def test_values_beyond_a_palette_show_its_ends(depth, first, read):
 def test_palettes_that_are_not_there_are_named(segmented, refused):
     names = ["RedPaletteColorLookupTableDescriptor"]
     names += [f"{segmented}{each}PaletteColorLookupTableData" for each in ("Red", "Green", "Blue")]
-    tags = {"PhotometricInterpretation": "PALETTE COLOR"}
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
     words = "(Segmented )?(Red|Green|Blue) Palette Color Lookup Table (Descriptor|Data)"
     for name in names:
         refused(dicom(np.array([[0, 1]], np.uint8), **tags), f"^is DICOM without {words}")
@@ -919,6 +919,19 @@ def test_bombs_within_dicom(refused):
     content = content[:place] + (25_000).to_bytes(4, "big") * 2 + content[place + 8 :]
 
     refused(content, f"^has more than {MAX_PIXELS} pixels$", by_header=False)
+
+
+@pytest.mark.parametrize("size", [(12_000, 12_000), (0, 0), (64, 32), (32, 64)])
+def test_jpeg_ls_of_another_size_is_not_decoded(size, refused, monkeypatch):
+    pydicom = pytest.importorskip("pydicom")
+    content = shipped()["MR_small_jpeg_ls_lossless.dcm"]
+    height, width = (side.to_bytes(2, "big") for side in size)
+    place = content.index(b"\xff\xf7") + 5
+    assert content[place : place + 4] == bytes([0, 64, 0, 64])
+    content = content[:place] + height + width + content[place + 4 :]
+    monkeypatch.setattr(pydicom.Dataset, "pixel_array", None)
+
+    refused(content, "^is DICOM with another height or width than its Rows", by_header=False)
 
 
 def test_computed_tomography(read):
