@@ -47,7 +47,8 @@ from strategies.protocol.files import replacing
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     path TEXT, slice INTEGER,   -- slice: -1 if the file is one image
-    size INTEGER, modified INTEGER,
+    size INTEGER,
+    modified INTEGER,           -- time of change; -1 if the file could not be read
     header TEXT,                -- a Header's fields as JSON; null if it has none
     reason TEXT,                -- why it cannot be used; '' if no reason is known
     content TEXT,               -- SHA-256 of the file; '' before the whole file is read
@@ -213,8 +214,8 @@ class _Library:
             with _open(place) as pixels:
                 for file, decoded in zip(chunk, threads.map(work, chunk), strict=True):
                     file.content, image, reason = decoded
-                    if not file.content:
-                        file.reason = reason
+                    if not file.content:  # it could not be read: try again next time
+                        file.reason, file.modified = reason, -1
                     elif file.key not in found:
                         row = -1 if image is None else next(free)
                         if image is not None:
@@ -291,6 +292,9 @@ def _look(file: _File) -> None:
         file.header = read_header(file.entry.file, file.entry.slice)
     except UnusableImage as error:
         file.reason = str(error)
+        # A number means that the disk or the network failed, not the file: try again next time.
+        if isinstance(error.__context__, OSError) and error.__context__.errno:
+            file.modified = -1
 
 
 def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:

@@ -1,5 +1,6 @@
 """Libraries of images of a few pixels, changed and killed in every way."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import PIL.Image
@@ -22,7 +24,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client_app.datasets import library
+from client_app.datasets import files, library
 from client_app.datasets.files import read_header, read_pixels
 from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.library import DecodedImages, open_library
@@ -496,6 +498,27 @@ def test_a_file_that_disappears_is_unusable_until_it_is_back(when, folder, monke
     folder.check(folder.open())
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("opened", [1, 2])
+@pytest.mark.parametrize("method", ["open", "fstat"])
+def test_a_failure_of_the_disk_is_not_remembered(method, opened, error, folder, monkeypatch):
+    """At the first opening of a file its header is read, and at the second its pixels."""
+    folder.draw("0.png", 0)
+    times, real = [], getattr(os, method)
+
+    def fail(*arguments):
+        times.append(1)
+        if len(times) == opened:
+            raise OSError(error, "the disk fails")
+        return real(*arguments)
+
+    monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), method: fail}))
+    assert folder.open().reasons[0].startswith("cannot be read or decoded")
+    monkeypatch.undo()
+
+    folder.check(folder.open())
+
+
 def test_slices_of_a_file_are_images_of_their_own(folder, monkeypatch):
     folder.write("volume", b"a volume")
     looks = []
@@ -736,7 +759,7 @@ def test_threads_that_open_a_library_at_once_get_the_same(folder, read, monkeypa
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from client_app.datasets import library
+from client_app.datasets import files, library
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form
 
