@@ -153,6 +153,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "folder with a manifest.csv."
         )
     (_, names), *rows = _rows(source)
+    rows = [(number, _fit(fields, len(names))) for number, fields in rows]
     header = find_columns(names, needed)
     findings = list(check_columns(names, [fields for _, fields in rows], header))
     listing, folder = Listing(source, findings=findings), source.parent.resolve()
@@ -209,6 +210,16 @@ def _rows(manifest: Path) -> list[tuple[int, list[str]]]:
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
     return rows
+
+
+def _fit(fields: list[str], columns: int) -> list[str]:
+    """A row with as many fields as the header: spreadsheets omit blanks at its end, or add some.
+
+    A row with further values stays as it is.
+    """
+    if any(map(str.strip, fields[columns:])):
+        return fields
+    return [*fields, *[""] * columns][:columns]
 
 
 def _entry(

@@ -80,6 +80,15 @@ def test_what_spreadsheets_write(encoding, delimiter, end, manifest):
     assert listing.unusable == []
 
 
+def test_spreadsheets_omit_or_add_blank_fields_at_the_end_of_a_row(manifest):
+    folder = manifest("image;label;patient\n0.png;a;p1\n1.png;b\n2.png;b;p2; ;\n")
+    listing = list_manifest(str(folder))
+
+    assert [(e.label, e.group) for e in listing.entries] == [("a", "p1"), ("b", ""), ("b", "p2")]
+    assert not listing.unusable
+    assert "blank in 1 of 3 rows" in listing.findings[0].text
+
+
 def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
     folder = manifest('"image";"label"\n"0.png";"a, b, c"\n')
 
@@ -90,7 +99,7 @@ def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
     ("row", "reason"),
     [
         ("1.png,meier,x", "has 3 columns, the header has 2"),
-        ("1.png", "has 1 columns, the header has 2"),
+        ("1.png", "has nothing in the column 'label'"),
         (" ,meier", "has nothing in the column 'image'"),
         ("1.png, ", "has nothing in the column 'label'"),
         ("meier.png,a", "names an image that is not there"),
