@@ -20,7 +20,7 @@ from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.engine.presence import SCENARIOS, plan_table
 from strategies.protocol.classes import outputs
-from strategies.protocol.data_sets import KINDS, side_of
+from strategies.protocol.data_sets import KINDS, manifests_in, side_of
 from strategies.protocol.files import FileError, expand
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of, read_config
@@ -183,7 +183,7 @@ def _is_there(kind: str, path: Path) -> bool:
     if kind in ("folder", "manifest"):
         path = expand(path)
     if kind == "manifest":
-        there = path.is_file() or (path / "manifest.csv").is_file()
+        there = path.is_file() or bool(manifests_in(path))
     else:
         there = path.is_file() if kind == "npz" else path.is_dir()
     return path.is_absolute() and there

@@ -22,6 +22,7 @@ from client_app.datasets.files import SUFFIX, is_image
 from client_app.datasets.findings import Finding
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
+from strategies.protocol.data_sets import manifests_in
 from strategies.protocol.files import expand, read_table
 
 _NamesIn = Callable[[Path], dict[str, list[str]]]
@@ -80,7 +81,7 @@ def list_folder(path: str) -> Listing:
     source = _absolute(path)
     if not source.is_dir():
         raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
-    if hospitals := len(list(source.glob("*/manifest.csv"))):
+    if hospitals := sum(bool(manifests_in(each)) for each in source.iterdir()):
         raise DataError(
             f"The folder of images ('data-dir' or 'dataset') holds {hospitals} folders with a "
             "manifest.csv each: these are hospitals, not classes. Name one; in a simulation name "
@@ -146,7 +147,12 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     """
     source = _absolute(path)
     if source.is_dir():
-        source /= "manifest.csv"
+        if len(found := manifests_in(source)) > 1:
+            raise DataError(
+                "The hospital's folder has several manifests, whose names differ in case: remove "
+                "all but one."
+            )
+        source = found[0] if found else source / "manifest.csv"
     if not source.is_file():
         raise DataError(
             "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "

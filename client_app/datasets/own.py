@@ -24,6 +24,7 @@ from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
 from strategies.protocol.classes import quote, sort_classes
+from strategies.protocol.data_sets import manifests_in
 from strategies.protocol.files import expand
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import Settings
@@ -203,7 +204,7 @@ class Survey:
 def own_data(data_dir: str) -> str:
     """The setting `dataset` for the folder or manifest of a hospital."""
     path = expand(data_dir)
-    kind = "manifest" if path.is_file() or (path / "manifest.csv").is_file() else "folder"
+    kind = "manifest" if path.is_file() or manifests_in(path) else "folder"
     return f"{kind}:{data_dir}"
 
 

@@ -23,6 +23,7 @@ from client_app.datasets.listing import (
 )
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
+from strategies.protocol.data_sets import manifests_in
 
 CHUNK, BYTES = 256, 2**27  # images in memory at a time, and their bytes
 
@@ -37,7 +38,7 @@ def list_images(path: Path) -> Listing:
         DataError: There is no such file or folder, or it holds no image.
     """
     path = path.absolute()
-    if path.suffix.lower() == ".csv" or (path / "manifest.csv").is_file():
+    if path.suffix.lower() == ".csv" or manifests_in(path):
         return list_manifest(str(path), needed=["image"])
     if path.is_file():
         return Listing(path.parent, [Entry(path.name, path, label="")])

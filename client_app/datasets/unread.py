@@ -57,6 +57,11 @@ FORMATS = (
         rb"II[*+]\0|MM\0[*+]",
     ),
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
+    Format(
+        "table",
+        "csv tsv xls xlsx ods",
+        "if one lists the images, save it as manifest.csv in the folder of all images",
+    ),
     Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
     Format(
         "video",

@@ -1,5 +1,8 @@
 """The kinds of data sets: the setting `dataset` begins with the name of one."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -19,6 +22,15 @@ KINDS = {
     "folder": Kind("the hospitals' own images", "<absolute folder>"),
     "manifest": Kind("the hospitals' own images", "<absolute folder or file>"),
 }
+
+
+def manifests_in(folder: Path) -> list[Path]:
+    """The manifest in a folder: `manifest.csv` in any case, so there may be several."""
+    names: list[str] = []
+    with suppress(OSError):  # no such folder
+        names = os.listdir(folder)
+    found = (folder / name for name in sorted(names) if name.lower() == "manifest.csv")
+    return [file for file in found if file.is_file()]
 
 
 def side_of(dataset: str) -> int:

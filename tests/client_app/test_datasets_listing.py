@@ -80,6 +80,19 @@ def test_what_spreadsheets_write(encoding, delimiter, end, manifest):
     assert listing.unusable == []
 
 
+@pytest.mark.parametrize("name", ["Manifest.csv", "MANIFEST.CSV"])
+def test_the_case_of_the_name_of_a_manifest_does_not_count(name, manifest):
+    folder = manifest("image,label\n0.png,a\n")
+    (folder / "manifest.csv").rename(folder / name)
+
+    assert list_manifest(str(folder)).source == folder / name
+    with pytest.raises(DataError, match="holds 1 folders with a manifest"):
+        list_folder(str(folder.parent))
+    manifest("image,label\n0.png,b\n")
+    with pytest.raises(DataError, match="several manifests, whose names differ in case"):
+        list_manifest(str(folder))
+
+
 def test_spreadsheets_omit_or_add_blank_fields_at_the_end_of_a_row(manifest):
     folder = manifest("image;label;patient\n0.png;a;p1\n1.png;b\n2.png;b;p2; ;\n")
     listing = list_manifest(str(folder))

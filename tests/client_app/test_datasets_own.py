@@ -418,7 +418,9 @@ def test_images_that_can_be_used_pass_the_check(site, load, log):
     ],
 )
 def test_a_folder_with_a_manifest_is_one(place, kind, site, tmp_path, monkeypatch):
-    site("image,label\n0.png,a\n")
+    folder = site("image,label\n0.png,a\n")
+    if place == "krankenhaus":
+        (folder / "manifest.csv").rename(folder / "Manifest.csv")
     monkeypatch.setenv("HOME", str(tmp_path))
 
     for path in (f"{tmp_path}/{place}", f"~/{place}"):

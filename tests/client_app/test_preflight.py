@@ -185,6 +185,14 @@ def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     assert card.findings[0].advice == "Save images as JPEG, PNG or TIFF."
 
 
+@pytest.mark.parametrize("name", ["labels.csv", "list.TSV", "images.xlsx"])
+def test_a_table_that_is_no_manifest_is_a_question(name, folder, tmp_path):
+    (folder / name).touch()
+    card = card_of(folder, tmp_path)[0]
+    assert (card.verdict, card.ignored) == ("amber", {"table": 1})
+    assert "save it as manifest.csv" in card.findings[0].advice
+
+
 @pytest.mark.parametrize("rows", [None, 16])
 def test_reports_beside_images_are_no_damaged_images(rows, folder, tmp_path):
     """Unless a file says that it is an image, or a manifest names it."""
