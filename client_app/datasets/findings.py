@@ -14,10 +14,13 @@ from strategies.protocol.names import join_names
 # More than MANY_CLASSES classes are probably patients, if most have fewer than FEW_IMAGES images.
 MANY_CLASSES, FEW_IMAGES = 20, 5
 # Usual entries for "no class", and usual names of folders that are no class.
+NO_VALUE = (
+    r"nan|nat|none|\(?null\)?|nil|na|n/a|n\.a\.|<na>|nd|\?+|[-–—]{1,3}|\.|unknown|undefined"
+    r"|unspecified|missing|not available|tbd|(un|not )labell?ed|unbekannt|k\. ?a\.|\((blank|leer)\)"
+    r"|#(n/a|na|nv|value!|wert!|ref!|bezug!|name\?|div/0!|null!|num!|zahl!)"
+)
 NO_CLASS = re.compile(
-    r"nan|nat|none|null|nil|na|n/a|n\.a\.|#n/a|#na|<na>|nd|\?|-{1,3}|\.|unknown|undefined|unspecified"
-    r"|missing|tbd|(un|not )labell?ed|unbekannt|#value!"
-    r"|train(ing)?|test(ing)?|val(id|idation)?|images|img"
+    rf"{NO_VALUE}|((train|test)(ing)?|val(id|idation)?)([ _-]?(set|data|split|images))?|images|img"
 )
 
 

@@ -40,7 +40,12 @@ def said(findings, level="red"):
         (["N\u00e4vus", "Na\u0308vus"], "classes-in-two-spellings", r"'Na\u0308vus' and 'N"),
         *(
             ([name, "b"], "names-of-no-class", repr(name))
-            for name in ("nan", "NaN", "None", "NA", "unknown", "Unknown", "N/A", "?", "test")
+            for name in [
+                *("nan", "NaN", "None", "NA", "unknown", "Unknown", "N/A", "?", "test"),
+                *("#NV", "#N/A", "#WERT!", "#BEZUG!", "#REF!", "#NAME?", "#DIV/0!", "#ZAHL!"),
+                *("k.A.", "k. A.", "(leer)", "(blank)", "(null)", "–", "—", "not available"),
+                *("train_set", "Test-Set", "training data", "test_images", "valset", "testdata"),
+            ]
         ),
         ([str(number) for number in range(1001)], "many-classes", "1001 classes"),
     ],
