@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from client_app.datasets.findings import Finding, list_quoted
+from client_app.datasets.findings import NO_VALUE, Finding, list_quoted
 from client_app.errors import DataError
 from strategies.protocol.classes import quote
 from strategies.protocol.names import join_names
@@ -70,11 +70,13 @@ def check_columns(
     ]
     if "group" in header:
         groups, name = column(header["group"]), quote(names[header["group"]])
-        if 0 < (blank := groups.count("")) < len(groups):
+        none = sum(not each or bool(re.fullmatch(NO_VALUE, each.casefold())) for each in groups)
+        if 0 < none < len(groups):
             yield Finding(
                 "images-without-patient",
-                f"The column {name} is blank in {blank} of {len(groups)} rows. Each of these "
-                "images counts as one patient.",
+                f"The column {name} names no patient in {none} of {len(groups)} rows. Each image "
+                "with a blank counts as one patient. All images with a word such as 'NA' count as "
+                "one patient together.",
                 "If patients have several of these images, name them in each row. A spreadsheet "
                 "saves merged cells as one name and blanks.",
                 "amber",

@@ -99,7 +99,7 @@ def test_spreadsheets_omit_or_add_blank_fields_at_the_end_of_a_row(manifest):
 
     assert [(e.label, e.group) for e in listing.entries] == [("a", "p1"), ("b", ""), ("b", "p2")]
     assert not listing.unusable
-    assert "blank in 1 of 3 rows" in listing.findings[0].text
+    assert "no patient in 1 of 3 rows" in listing.findings[0].text
 
 
 def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):

@@ -115,10 +115,22 @@ def test_a_patient_in_several_groups_is_a_question():
 
 
 @pytest.mark.parametrize(
-    ("patients", "blank"), [("xx", ""), ("x x", "blank in 1 of 3"), ("x  y ", "3 of 5"), ("  ", "")]
+    ("patients", "blank"),
+    [
+        (["x", "x"], ""),
+        (["x", "", "x"], "no patient in 1 of 3"),
+        (["x", "", "", "y", ""], "3 of 5"),
+        (["", ""], ""),
+        (["NA", "NA", "x", ""], "3 of 4"),
+        (["unknown", "x"], "1 of 2"),
+        (["NA7", "x"], ""),
+    ],
 )
 def test_images_without_a_patient_among_others_are_a_question(patients, blank):
-    """As a spreadsheet saves merged cells: the name in the first row of a patient only."""
+    """As a spreadsheet saves merged cells: the name in the first row of a patient only.
+
+    In the split, images with one word for none stay together: they may be of one patient.
+    """
     findings = columns_findings(["image", "label", "patient"], [["0", "a", p] for p in patients])
     found = said(findings, "amber")
     assert blank in found["images-without-patient"] if blank else not found
