@@ -212,8 +212,11 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_modality_lut, apply_windowing
 
     padding = np.zeros(stored.shape, bool)
-    if first := _values(dataset, "PixelPaddingValue")[:1]:
-        limits = first + _values(dataset, "PixelPaddingRangeLimit")[:1]
+    limits = _values(dataset, "PixelPaddingValue")[:1]
+    limits += _values(dataset, "PixelPaddingRangeLimit")[:1] if limits else []
+    if stored.itemsize == 1:  # pixels of 8 bits cannot have a larger number
+        limits = [each for each in limits if -128 <= each < 256]
+    if limits:
         # Cast to the type of the pixels: some devices write 63536 for -2000.
         ends = np.array(limits).astype(stored.dtype)
         padding = (ends.min() <= stored) & (stored <= ends.max())

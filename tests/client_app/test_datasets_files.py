@@ -573,6 +573,15 @@ def test_padding_of_signed_values_may_be_written_unsigned(read):
     assert read(content.replace(signed, unsigned))[1].tolist() == [[[0, 0, 255]]]
 
 
+@pytest.mark.parametrize(
+    ("padding", "expected"),
+    [(65535, [0, 50, 255]), (63536, [0, 50, 255]), (256, [0, 50, 255]), (255, [0, 255, 0])],
+)
+def test_padding_that_8_bits_cannot_have_is_ignored(padding, expected, read):
+    content = dicom(np.array([[0, 50, 255]], np.uint8), PixelPaddingValue=padding)
+    assert read(content)[1].tolist() == [[expected]]
+
+
 def test_the_first_value_of_a_table_may_be_written_unsigned(read):
     pydicom = pytest.importorskip("pydicom")
     item = pydicom.Dataset()
