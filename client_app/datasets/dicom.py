@@ -36,6 +36,12 @@ WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!I
 JPEG = b"\xff\xd8"
 # A marker of JPEG or JPEG-LS (SOF), the segment's length, the precision; height and width follow
 START_OF_FRAME = re.compile(rb"(?s)\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7].{3}(.{4})")
+# Start and size of JPEG 2000, then its coding style (COD), with 1 if it transforms colours itself
+COLOURS = re.compile(rb"(?s)\xff\x4f\xff\x51.*?\xff\x52.{6}(.)")
+NO_FIT = (
+    "is DICOM with a Photometric Interpretation that is not read here, or does not fit Samples per "
+    "Pixel, Pixel Representation or compression: export it uncompressed"
+)
 NO_PICTURE = "is DICOM that holds no picture"
 
 
@@ -139,10 +145,7 @@ def _check_description(dataset: Any, pixels: bytes, syntax: Any) -> None:
         or (samples == 3 and dataset.PixelRepresentation)
         or (colour in ("YBR_ICT", "YBR_RCT") and syntax not in JPEG2000TransferSyntaxes)
     ):
-        raise UnusableImage(
-            "is DICOM with a Photometric Interpretation that is not read here, or does not fit "
-            "Samples per Pixel, Pixel Representation or compression: export it uncompressed"
-        )
+        raise UnusableImage(NO_FIT)
     highest = int(dataset.get("BitsStored") or dataset.BitsAllocated) - 1
     if dataset.get("HighBit", highest) not in (None, highest):  # the standard once allowed it
         raise UnusableImage("is DICOM with a High Bit other than Bits Stored - 1: export it again")
@@ -159,6 +162,9 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
     dataset.file_meta.TransferSyntaxUID = syntax
     if syntax.is_encapsulated:  # the picture may be far larger than the header claims
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
+        named = dataset.PhotometricInterpretation in ("YBR_FULL", "YBR_FULL_422")
+        if named and (found := COLOURS.search(frame)) and found[1] == b"\x01":
+            raise UnusableImage(NO_FIT)
         try:
             within = PIL.Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000"))
             if within.width * within.height > MAX_PIXELS:

@@ -943,6 +943,27 @@ def test_jpeg_ls_of_another_size_is_not_decoded(size, refused, monkeypatch):
     refused(content, "^is DICOM with another height or width than its Rows", by_header=False)
 
 
+@pytest.mark.parametrize("transformed", [0, 1])
+@pytest.mark.parametrize("colour", ["YBR_FULL", "YBR_FULL_422", "YBR_RCT", "RGB"])
+def test_jpeg_2000_that_transforms_colours_itself(colour, transformed, read, refused):
+    """As YBR_FULL its colours would be transformed twice."""
+    pydicom = pytest.importorskip("pydicom")
+    frame = saved(COLOURS, "JPEG2000", irreversible=False, mct=transformed, no_jp2=True)
+    stream = io.BytesIO()
+    dataset = pydicom.dcmread(io.BytesIO(dicom(COLOURS, PhotometricInterpretation=colour)))
+    dataset.file_meta.TransferSyntaxUID = pydicom.uid.JPEG2000Lossless
+    dataset.PixelData = pydicom.encaps.encapsulate([frame])
+    dataset["PixelData"].is_undefined_length = True
+    pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
+
+    if transformed and colour.startswith("YBR_FULL"):
+        refused(stream.getvalue(), "^is DICOM with a Photometric Interp", by_header=False)
+    elif not colour.startswith("YBR_FULL"):
+        assert (read(stream.getvalue())[1] == COLOURS.transpose(2, 0, 1)).all()
+    else:
+        read(stream.getvalue())
+
+
 def test_computed_tomography(read):
     """No window, and no padding that occurs: from the smallest to the largest stored value."""
     pytest.importorskip("pydicom")
