@@ -9,13 +9,14 @@ from unittest.mock import ANY, Mock
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 
 from cli import main
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Ruling
 from client_app.datasets import library, open_data
 from client_app.datasets.image import UnusableImage
-from client_app.datasets.preflight.card import examine
+from client_app.datasets.preflight.card import _near_copies, examine
 from client_app.datasets.preflight.page import MAX_UNUSABLE, page, text
 from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, SYSTEM
@@ -237,6 +238,14 @@ def test_copies_and_near_copies_across_the_split_are_found(folder, tmp_path):
         }
         assert len(stems) == 1
     assert "Pairs on both sides" in page(near, survey)
+
+
+def test_exports_of_one_placeholder_are_a_pair_for_each_test_image():
+    sketches = torch.nn.functional.normalize(torch.eye(8)[[0] * 6 + [1, 2, 2, 3]])
+    train, test = np.array([0, 1, 2, 6, 7]), np.array([3, 4, 5, 8, 9])
+
+    assert _near_copies(sketches, train, test) == [(0, 3), (0, 4), (0, 5), (7, 8)]
+    assert _near_copies(sketches, train[:0], test[:0]) == []
 
 
 def test_a_copy_with_another_label_contradicts(folder, tmp_path):

@@ -55,7 +55,7 @@ DOUBTS = {
         "Correct the wrong labels.",
     ),
     "near-copies": (
-        "Pairs of a training and a test image that show the same: {}.",
+        "Test images that show the same as a training image: {}.",
         "Put both into one group (in a folder: one subfolder), so that the split keeps them "
         "together; otherwise test results are too good.",
     ),
@@ -108,7 +108,7 @@ class Card:
     # Number of images of each width and height, in pixels before resizing
     sizes: dict[str, int] = field(default_factory=dict)
     copies: list[list[str]] = field(default_factory=list)  # files that are identical, byte for byte
-    # Pairs of a training and a test image that show the same
+    # Pairs of a training and a test image that show the same, one for each such test image
     near_copies: list[list[str]] = field(default_factory=list)
     contradictions: list[list[str]] = field(default_factory=list)  # copies with different labels
     constant: list[str] = field(default_factory=list)  # images of one colour
@@ -338,15 +338,19 @@ def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
 
 
 def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[int, int]]:
-    """Pairs of a training and a test image with nearly the same sketch."""
-    pairs = []
+    """Pairs of a training and a test image with nearly the same sketch, one for each test image.
+
+    Hundreds of exports of one placeholder would have a pair for each two of them.
+    """
+    pairs: dict[int, int] = {}
     for start in range(0, len(test), BLOCK):
         tested = test[start : start + BLOCK]
         for begin in range(0, len(train), BLOCK):
             trained = train[begin : begin + BLOCK]
-            near = (sketches[tested] @ sketches[trained].T > NEARLY_THE_SAME).nonzero().tolist()
-            pairs += [(int(trained[b]), int(tested[a])) for a, b in near]
-    return pairs
+            agreement, place = (sketches[tested] @ sketches[trained].T).max(dim=1)
+            for found in (agreement > NEARLY_THE_SAME).nonzero().flatten().tolist():
+                pairs.setdefault(int(tested[found]), int(trained[place[found]]))
+    return [(trained, tested) for tested, trained in pairs.items()]
 
 
 def _find_inverted(sketches: Tensor) -> Tensor:
