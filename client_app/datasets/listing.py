@@ -158,7 +158,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "
             "folder with a manifest.csv."
         )
-    (_, names), *rows = _rows(source)
+    (_, names), *rows = _rows(source, needed)
     rows = [(number, _fit(fields, len(names))) for number, fields in rows]
     header = find_columns(names, needed)
     findings = list(check_columns(names, [fields for _, fields in rows], header))
@@ -204,10 +204,10 @@ def _refuse(error: OSError) -> None:
     ) from error
 
 
-def _rows(manifest: Path) -> list[tuple[int, list[str]]]:
+def _rows(manifest: Path, needed: Sequence[str]) -> list[tuple[int, list[str]]]:
     """The rows that are not empty, with their numbers from 1; the first is the header."""
     try:
-        rows = read_table(manifest)
+        rows = read_table(manifest, needed)
     except OSError as error:
         text = f"The hospital's manifest cannot be read ({type(error).__name__})."
         raise DataError(text) from error

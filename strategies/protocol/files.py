@@ -11,7 +11,7 @@ import secrets
 import stat
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -244,10 +244,11 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("a value has too many brackets") from None
 
 
-def read_table(path: Path) -> list[tuple[int, list[str]]]:
+def read_table(path: Path, names: Iterable[str] = ()) -> list[tuple[int, list[str]]]:
     """The rows of a CSV file that are not empty, each with the number of its last line, from 1.
 
-    Columns are separated by `,`, `;`, `|` or tabs, as spreadsheets of all countries write them.
+    Columns are separated by `,`, `;`, `|` or tabs, as spreadsheets of all countries write them: by
+    the one that finds most of `names` in the first row, and of these by the most frequent one.
 
     Raises:
         OSError: The file cannot be read.
@@ -257,7 +258,12 @@ def read_table(path: Path) -> list[tuple[int, list[str]]]:
     first = next(filter(str.strip, text.splitlines()), "")
     # Not csv.Sniffer, which may take a letter of the texts for the delimiter.
     named = re.fullmatch(r'"?sep=([,;\t|])"?', first.strip(" "))  # a line for Excel
-    delimiter = named[1] if named else max(",;\t|", key=first.count)
+
+    def finds(delimiter: str) -> tuple[int, int]:
+        fields = {field.strip(' "').casefold() for field in first.split(delimiter)}
+        return len(fields.intersection(names)), first.count(delimiter)
+
+    delimiter = named[1] if named else max(",;\t|", key=finds)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]

@@ -102,6 +102,12 @@ def test_spreadsheets_omit_or_add_blank_fields_at_the_end_of_a_row(manifest):
     assert "no patient in 1 of 3 rows" in listing.findings[0].text
 
 
+@pytest.mark.parametrize("header", ['IMAGE;"label";Age, sex, place', "image\tlabel\ta,b;c,d,e"])
+def test_a_delimiter_within_a_name_is_none(header, manifest):
+    row = "0.png;a;7" if ";" in header[:6] else "0.png\ta\t7"
+    assert list_manifest(str(manifest(f"{header}\n{row}\n"))).entries[0].label == "a"
+
+
 def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
     folder = manifest('"image";"label"\n"0.png";"a, b, c"\n')
 
