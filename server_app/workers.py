@@ -5,7 +5,6 @@ reaches a waiting process at once. The process runs the same ClientApp, so the f
 bit for bit. Flower's Context has no state here, since the app keeps none in it.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from itertools import count
 from selectors import EVENT_READ, DefaultSelector
@@ -24,7 +23,7 @@ class WorkersGrid(LocalGrid):
         self.workers, self.run_config = workers, dict(run_config)
         self.nodes = range(1, hospitals + 1)
         self._numbers = count(1)
-        self._queue: deque[Message] = deque()
+        self._queue: dict[str, Message] = {}  # by their ids, in the order of arrival
         self._answers: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
@@ -62,15 +61,18 @@ class WorkersGrid(LocalGrid):
             self._answers[number] = self.workers.receive(worker)
         self._hand_out()
 
+    def has_begun(self, message_id: str) -> bool:
+        """Whether a process has the message; before, it waits for an idle one."""
+        return message_id not in self._queue
+
     def _accept(self, message: Message) -> None:
         """Take a message with its id, which waits for an idle process."""
-        self._queue.append(message)
+        self._queue[message.metadata.message_id] = message
 
     def _hand_out(self) -> None:
         """Send waiting messages to idle processes."""
-        while self._queue:
-            node = self._queue[0].metadata.dst_node_id
-            if (worker := self.workers.idle(node)) is None:
+        for number, message in [*self._queue.items()]:
+            if (worker := self.workers.idle(message.metadata.dst_node_id)) is None:
                 return
-            message = self._queue.popleft()
+            del self._queue[number]
             self.workers.send(worker, message, len(self.nodes), self.run_config)

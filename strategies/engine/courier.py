@@ -15,7 +15,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Any, Generic, TypeVar
 
@@ -68,6 +68,10 @@ class LocalGrid(Grid):
     def wait(self, seconds: float) -> None:
         """Wait until an answer has come, at most `seconds`."""
 
+    @abstractmethod
+    def has_begun(self, message_id: str) -> bool:
+        """Whether a process has the message; before, it waits for an idle one."""
+
     # Flower's own loops use these, the courier does not.
     set_run: Any = None
     run: Any = None
@@ -94,7 +98,7 @@ class Awaited:
 
     hospital: str  # name of the hospital; empty if it is not known yet
     verb: str  # the message type
-    since: float  # time of sending, by `time.monotonic`
+    since: float  # `_Outstanding.since`
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class Delivery(Generic[AboutT]):
     content: RecordDict  # the content of the answer; empty if the hospital failed
     failure: Failure | None  # the kind of failure; None if the hospital did its part
     reason: str  # the failure in words; empty if there is none
-    seconds: float  # seconds from sending to answer
+    seconds: float  # seconds from sending to answer; in warm processes without the wait for one
     bytes_sent: int  # bytes of the arrays that were sent
 
     @property
@@ -117,7 +121,7 @@ class Delivery(Generic[AboutT]):
 @dataclass(frozen=True)
 class _Outstanding(Generic[AboutT]):
     letter: Letter[AboutT]
-    since: float  # time.monotonic()
+    since: float  # when it was sent, or got a process of this machine, by time.monotonic()
     bytes_sent: int
 
     def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
@@ -334,7 +338,9 @@ class Exchange(Generic[AboutT]):
                     yield sent.delivery(reply, time.monotonic() - sent.since, simulates)
         for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
-            if seconds > sent.letter.limit + GRACE:
+            if isinstance(grid, LocalGrid) and not grid.has_begun(message_id):
+                self._outstanding[message_id] = replace(sent, since=time.monotonic())
+            elif seconds > sent.letter.limit + GRACE:
                 self._end(message_id)
                 yield sent.time_out(seconds)
 

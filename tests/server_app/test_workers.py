@@ -5,6 +5,9 @@ import re
 import signal
 from contextlib import nullcontext
 from io import BytesIO
+from socket import socketpair
+from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +45,46 @@ def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
     assert courier.simulates
     assert courier.find_reachable() == {1, 2, 3, 4}
     assert live(courier) == {1: None, 2: None, 3: None, 4: None, 5: Failure.GONE}
+
+
+class SlowWorker:
+    """One process that takes half a second for each message, in place of `Workers`."""
+
+    def __init__(self, connection, end):
+        self.message: Any = None
+        self.done: list[int] = []
+        self.wire, self.end = SimpleNamespace(connection=connection), end
+
+    def rest(self):
+        pass
+
+    def busy(self):
+        return [self] if self.message else []
+
+    def idle(self, node):
+        return None if self.message else self
+
+    def send(self, worker, message, hospitals, config):
+        self.message = message
+        Timer(0.5, self.end.send, [b"!"]).start()
+
+    def receive(self, worker):
+        self.wire.connection.recv(1)
+        message, self.message = self.message, None
+        self.done.append(message.metadata.dst_node_id)
+        return Message(RecordDict(), reply_to=message)
+
+
+def test_the_wait_for_a_process_does_not_count_for_the_time_limit(monkeypatch):
+    """Of five messages with a limit of 1.2 s the last one waits for two seconds."""
+    monkeypatch.setattr("strategies.engine.courier.GRACE", 0.0)
+    connection, end = socketpair()
+    with connection, end:
+        worker: Any = SlowWorker(connection, end)
+        courier = Courier(WorkersGrid(worker, 5, {}))
+        letters = [Letter(node, "query.live", node, RecordDict, 1.2, "") for node in range(1, 6)]
+        assert [each.failure for each in courier.exchange(letters)] == [None] * 5
+    assert worker.done == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
