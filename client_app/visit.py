@@ -94,7 +94,7 @@ class Visit:
         self.alone = self.old_label.round == 0 and own
         self.kept = Kept(request.run, "rehearsal")
         self.place: Place = request.visit
-        if request.hospital.settings.asynchronous:
+        if request.order.asynchronous:
             self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
         rehearsal = self.kept.load(self.place)
         self.received = _collect_received(request, self.old_label, beside, rehearsal)
@@ -106,7 +106,7 @@ class Visit:
         request, order, hospital = self.request, self.request.order, self.request.hospital
         settings, clock = hospital.settings, request.clock
         place = (*request.visit, hospital.name)
-        if settings.asynchronous:  # random numbers must not depend on the round of arrival
+        if order.asynchronous:  # random numbers must not depend on the round of arrival
             place = (0, order.hop, self.label.lineage)
         with clock.measure("train"):
             self.learner = request.learner(self.network, self.images, settings, self.received)
@@ -114,8 +114,8 @@ class Visit:
                 raise ParcelError("The order asks for training with no epoch, or with no image.")
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
-            # Of an asynchronous run the visits of a model count, which no slow hospital delays.
-            count = order.hop if settings.asynchronous else order.round
+            # Without rounds the visits of a model count, which no slow hospital delays.
+            count = order.hop if order.asynchronous else order.round
             in_round = settings.train.round_settings(count)
             private, spent = None, {}
             if in_round.dp.noise_multiplier:

@@ -55,6 +55,7 @@ def check_order(
     inside |= {
         "round": first <= order.round <= latest,
         "epochs": order.epochs <= max((kind.epochs for kind in kinds), default=0),
+        "asynchronous": order.asynchronous == settings.asynchronous,
         "task": order.task in tasks,
         "arrived": sorted({*order.arrived} & streamed) == sorted(order.arrived),
         "test": not order.test or (tested and any(kind.test for kind in kinds)),

@@ -74,6 +74,7 @@ class Run:
             arrived=arrived_tasks(self.settings, tested, self.state.hospitals) if tested else [],
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
+            asynchronous=self.settings.asynchronous,
             encoder=self.state.encoder_hash,
             sealed=self.sealed,
             members=[] if (hospital, hash_) in self.state.delivered else members,

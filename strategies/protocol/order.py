@@ -32,6 +32,8 @@ class Order:
     epochs: int = 0  # passes over the training images
     # Number of this training of one model in a visit, from 1 (strategies/fedrewind.py)
     leg: int = 1
+    # Whether the run has no rounds; `hop` is then the number of the model's visit, from 1
+    asynchronous: bool = False
     # The task whose images are there, from 1; 0 = all images are there, or this is the first
     # message
     task: int = 0

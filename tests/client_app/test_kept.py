@@ -84,7 +84,8 @@ def visit(tmp_path, lineage, round_, number, **changes):
     label = Manifest(lineage, architecture.to_json(), classes)
     content = pack_network(architecture.build(), label)
     learner = changes.get("learner", "plain")
-    order = Order(round_, number, "hospital-0", classes, learner, "1", epochs=1)
+    place_of_order = (round_, number, "hospital-0", classes, learner, "1")
+    order = Order(*place_of_order, epochs=1, asynchronous=True)
     content["order"] = to_record(order)
     answer = app(Message(content, 100, "train", ttl=600.0), place)
     assert not answer.has_error(), answer.error

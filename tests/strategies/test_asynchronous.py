@@ -69,6 +69,21 @@ def busy(ledger):
     return {hospital: seconds / last for hospital, seconds in spent.items()}
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_orders_say_whether_visits_are_counted(asynchronous):
+    """The baseline of an asynchronous run is ordered by rounds."""
+    told = set()
+
+    class Listening(CountingHospital):
+        def train(self, message, order):
+            told.add(order.asynchronous)
+            return super().train(message, order)
+
+    handlers = {100 + k: Listening(f"h{k}") for k in range(3)}
+    done(settings(asynchronous=asynchronous), FakeGrid(handlers))
+    assert told == {asynchronous}
+
+
 # Who gets which model.
 
 
