@@ -165,7 +165,8 @@ def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) 
 
     every = range(len(names))
     alone = [solve_at(k, sums[k] * 0, [0]) for k in every]
-    shared = solve_at(0, total - sums[0], [0])
+    first = names.index(min(names))  # it chooses λ, as in a ring of `sums`
+    shared = solve_at(first, total - sums[first], [0])
     found = {
         name: [(test(alone[k], k), test(solve_at(k, total - sums[k], KAPPAS), k))]
         for k, name in enumerate(names)
