@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from client_app.afterwards.own_buffer import Examination
+from client_app.afterwards.own_buffer import SEARCHED, Examination
 from client_app.afterwards.past_run import PastRun
 from pages.figures_view import figure_cell
 from pages.pictures import strip, strips_by_class
@@ -19,6 +19,7 @@ def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | No
     are_images = images.dtype == np.uint8
     return {
         "count": len(labels),
+        "searched": SEARCHED,
         "strips": strips_by_class(images, labels, past.classes) if are_images else [],
         "worth": _worth(examined) if examined else None,
         "pairs": [
