@@ -123,7 +123,7 @@ def test(message: Message, context: Context) -> Message:
     metrics = _prefix("standalone", details.alone_figures()) if details else {}
     images = hospital.data.test.images  # read once: the property may make a copy
     parcels = unbundle(message.content)
-    newest = _newest(parcels) if details else set()
+    newest = _newest(parcels) if request.order.final else set()
     members: list[Outputs] = []  # of the ensemble, if it was ordered
     scores: dict[str, Tensor] = {}  # of the newest models, by lineage
     for name, parcel in parcels.items():
@@ -131,6 +131,8 @@ def test(message: Message, context: Context) -> Message:
             network, label, _ = unpack(request, parcel, tested=True)
             of_model = details if name in newest else None
             outputs, figures = _test_model(disclosure, of_model, network, label, images)
+            if name in newest:
+                keep_tested(disclosure, network, label, figures)
         except REFUSED as error:  # the other models are tested all the same
             figures = {"refused": _log_refusal(name, error)}
         else:
@@ -139,7 +141,7 @@ def test(message: Message, context: Context) -> Message:
             if name in newest:
                 scores[label.lineage] = outputs.test
         metrics |= _prefix(name, figures)
-    if members:
+    if members and len(members) == len(parcels):
         try:
             figures = _test_ensemble(disclosure, details, members)
         except REFUSED as error:
@@ -159,7 +161,7 @@ def _test_model(
     label: Manifest,
     images: Tensor,
 ) -> tuple[Outputs, dict[str, float]]:
-    """Test a model on all test images [n, C, H, W] of the hospital, and keep it at home."""
+    """Test a model on all test images [n, C, H, W] of the hospital."""
     request = disclosure.request
     with request.clock.measure("evaluate"):
         model = disclosure.fingerprint(network, label)
@@ -173,7 +175,6 @@ def _test_model(
     if details:
         outputs = details.outputs(model, network, scores)
         figures = details.figures(outputs, figures)
-    keep_tested(disclosure, network, label, figures)
     return outputs, figures
 
 

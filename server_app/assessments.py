@@ -31,11 +31,11 @@ def assess(last: Round, events: Sequence[Event], classes: Sequence[str]) -> list
         known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
         row = assessment("model", model, hospital, known, classes)
         rows.append(row | {"held": (model, hospital) in last.held_pairs})
-    kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
-    others = {
+    others = {("ensemble", hospital): metrics for hospital, metrics in last.ensemble.items()}
+    others |= {
         (event.verb, event.hospital): event.metrics
         for event in events
-        if event.round == last.number and event.verb in kinds
+        if event.round == last.number and event.verb == "standalone" and handed_on
     }
     for (kind, hospital), metrics in sorted(others.items()):
         model = hospital if kind == "standalone" else ""

@@ -137,9 +137,15 @@ class RoundEvents:
         return {metric: (average(tests, metric), nan, nan) for metric in METRICS}
 
     @cached_property
-    def ensemble(self) -> list[Metrics]:
-        """The tests of the ensemble of all models."""
-        return [event.metrics for event in self.events if event.verb == "ensemble"]
+    def ensemble(self) -> dict[str, Metrics]:
+        """The tests of the ensemble of all models, by hospital; none that has an undone model."""
+        found: dict[str, Metrics] = {}
+        for event in self.events:
+            if event.verb == "ensemble":
+                found[event.hospital] = event.metrics
+            elif is_undoing(event):
+                found.clear()
+        return found
 
     @property
     def noise(self) -> float:
@@ -208,6 +214,7 @@ class Round:
     number: int  # from 1
     trained: frozenset[str]  # the hospitals that trained a model
     tests: Tests  # of the latest version of each model
+    ensemble: dict[str, Metrics]  # the tests of the ensemble of all models, by hospital
     is_evaluated: bool  # whether a hospital reported an accuracy
     task_accuracies: dict[int, float]  # the mean accuracy on each task that a hospital reports
     held_pairs: set[Pair]  # the model that each hospital holds after the round

@@ -306,12 +306,12 @@ class Summary:
     federation_auroc_high: float = round_figure(lambda r: r.federation["auroc"][2])
     # 1/N Σ A[mean of all models, j]: the ensemble (`evaluate.ensemble`).
     ensemble_accuracy: float = round_figure(
-        lambda r: average(r.ensemble, "accuracy"), "ensemble (accuracy)"
+        lambda r: average(r.ensemble.values(), "accuracy"), "ensemble (accuracy)"
     )
     ensemble_balanced_accuracy: float = round_figure(
-        lambda r: average(r.ensemble, "balanced-accuracy"), "ensemble"
+        lambda r: average(r.ensemble.values(), "balanced-accuracy"), "ensemble"
     )
-    ensemble_auroc: float = round_figure(lambda r: average(r.ensemble, "auroc"))
+    ensemble_auroc: float = round_figure(lambda r: average(r.ensemble.values(), "auroc"))
     # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's accuracy with equal weights of images.
     pooled_federation_accuracy: float = round_figure(
         lambda r: measures.pooled_accuracy(r.complete_tests.values())
@@ -455,6 +455,7 @@ def measure_round(number: int, events: Iterable[Event], cross: bool | str) -> Ro
         number=number,
         trained=frozenset(event.hospital for event in known.visits),
         tests=known.tests,
+        ensemble=known.ensemble,
         is_evaluated=any(isfinite(each.get("accuracy", nan)) for each in known.tests.values()),
         task_accuracies=known.task_accuracies(OF_TASK),
         held_pairs=known.held_pairs,

@@ -54,14 +54,15 @@ LEAST = 0.01  # a mixture leaves out models of a smaller weight
 def keep_tested(
     disclosure: Disclosure, network: nn.Module, label: Manifest, figures: Mapping[str, float]
 ) -> None:
-    """Keep a model and its released figures after its last test, unless a later one is at home."""
+    """Keep a model and its released figures after its last test.
+
+    If the final models are tested again, an older copy may have replaced a model that is at home.
+    """
     request = disclosure.request
     if _keeps_final(request):
         with _suppress_failure(request):
             path = _folder(request) / file_name(label.lineage)
-            manifest = _manifest(disclosure, label, figures)
-            if age_of(path) <= manifest.age:
-                keep_model(request.hospital, path, network, manifest)
+            keep_model(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
 def keep_visit(
@@ -90,18 +91,21 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
     """Write the weight of each model in the mixture for home, fitted to the test images.
 
     `scores` has the probabilities [N, K] of each lineage for these images; `own` those of the
-    hospital's model before the first hand-off, None if unknown. Nothing is written if `scores`
+    hospital's model before the first hand-off, None if unknown. There is no mixture if `scores`
     lacks a kept model, as when models are too large to be tested in one message.
     """
     if not _keeps_final(request):
         return
     with _suppress_failure(request):
         folder, site = _folder(request), request.hospital.name
-        if own is not None and (folder / "own" / file_name(site)).exists():
-            scores = {**scores, f"own/{site}": own}
         kept = {path.stem for path in folder.glob(f"*{SUFFIX}")}
-        if kept and kept <= scores.keys():
-            write_mixture(folder, scores, request.hospital.data.test.labels)
+        mixed = {name: each for name, each in scores.items() if name in kept}
+        if own is not None and (folder / "own" / file_name(site)).exists():
+            mixed[f"own/{site}"] = own
+        if kept and kept <= mixed.keys():
+            write_mixture(folder, mixed, request.hospital.data.test.labels)
+        else:
+            (folder / MIXTURE).unlink(missing_ok=True)
 
 
 def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:

@@ -169,7 +169,7 @@ class Engine:
             self.exchange.withdraw("evaluate")
             undone, final = undo_tested(self.run), state.test_round == state.round
             if undone and final and self.run.is_last_round:  # the final models are tested, too
-                begin_tests(self.run, undone)
+                begin_tests(self.run, again=True)
                 self._ask_for_tests()
                 return
             self.run.journal.round_finished(state.test_round)

@@ -29,16 +29,17 @@ class Batch:
     sizes: Mapping[str, int]  # the bytes of each model
 
 
-def begin_tests(run: Run, again: Collection[str] = ()) -> None:
+def begin_tests(run: Run, again: bool = False) -> None:
     """Note the models to test, as they are now, and record the hand-off to each hospital.
 
-    The models of `again` are tested again, since older copies have replaced them; empty = all are.
+    `again`: older copies have replaced some of the final models. All are tested once more, since
+    hospitals also test the models together, and keep nothing from one message to the next.
     """
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
     state.answers_due = dict.fromkeys(run.strategy.present(state), 0)
     if again:
-        state.under_test = {name: everything[name] for name in again}
+        state.under_test = everything
         return
     chosen = state.after_visits if run.settings.evaluate.cross is True else {}
     state.under_test, state.test_round = {**(chosen or everything)}, state.round
@@ -98,8 +99,7 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
         at=state.test_round,
         round=state.round,
         hop=state.hop,
-        # Hospitals keep nothing from one message to the next.
-        ensemble=ensemble and len(batches) == 1,
+        ensemble=ensemble and len(batches) == 1 and len(parcels) == len(state.under_test),
         final=last,
     )
     node, round_ = state.nodes[hospital], state.test_round

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from client_app.app import app as hospital_app
 from client_app.authority.judge import Judge
 from server_app.app import app as server_app
+from server_app.assessments import assess
 from server_app.summary import measure_round
 from strategies.engine.strategy import RunError
 from strategies.engine.undoing import SERVER
@@ -315,7 +316,8 @@ class Examiner(CountingHospital):
 
     def evaluate(self, message, order):
         told: dict[str, Any] = {}
-        for name in {key.partition("/")[0] for key in message.content if "/" in key}:
+        names = {key.partition("/")[0] for key in message.content if "/" in key}
+        for name in names:
             label = Manifest.read(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
             bad = order.final and label.visited[-1:] == ["h1"]
             told |= (
@@ -323,6 +325,8 @@ class Examiner(CountingHospital):
                 if bad and self.refuses
                 else {f"{name}/accuracy": 0.1 if bad else 0.5}
             )
+        if order.ensemble and all(f"{name}/accuracy" in told for name in names):
+            told["ensemble/accuracy"] = min(told[f"{name}/accuracy"] for name in names)
         return Message(RecordDict({"metrics": MetricRecord(told)}), reply_to=message)
 
 
@@ -335,6 +339,18 @@ def test_the_last_figures_are_those_of_the_models_that_the_run_ends_with():
     tests = measure_round(1, ledger.events, cross=True).tests
     assert len(tests) == 16
     assert {test["accuracy"] for test in tests.values()} == {0.5}
+
+
+def test_all_models_are_tested_together_after_one_of_them_was_undone():
+    """The first ensemble of h1 and h3 has the bad model; h0 and h2 could not test it."""
+    hospitals = {100 + k: Examiner(f"h{k}", ["h0", "h2"]) for k in range(4)}
+    _, ledger = counted(hospitals, num_server_rounds=1)
+    told = [e.metrics["accuracy"] for e in ledger.events if e.verb == "ensemble"]
+    assert sorted(told) == [0.1, 0.1, 0.5, 0.5, 0.5, 0.5]
+    round_ = measure_round(1, ledger.events, cross=True)
+    assert round_.figures["ensemble_accuracy"] == 0.5
+    rows = [row for row in assess(round_, ledger.events, ["a", "b"]) if row["kind"] == "ensemble"]
+    assert [row["accuracy"]["value"] for row in rows] == [0.5] * 4
 
 
 @pytest.mark.parametrize(("refusing", "undone"), [(["h0"], False), (["h0", "h2"], True)])

@@ -23,8 +23,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from cli import main
 from client_app.afterwards import home, predicting, worth_here
+from client_app.afterwards.home import keep_mixture
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.report.worth import advice
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity
 from client_app.authority.members import read_members
@@ -36,14 +38,16 @@ from client_app.datasets.unlabelled import list_images
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
 from client_app.release.disclosure import open_disclosure
+from client_app.request import Clock
 from client_app.run import run_folder
-from client_app.store import Store
+from client_app.store import Store, own_folder
 from deploy.own_file import write_own
 from learning.calibration import LOWEST, fit_temperature
 from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
+from pages.figures import assessment
 from strategies.protocol.parcel import check_parcel, save
 from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
@@ -910,3 +914,49 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch, capsys)
         assert ended.value.code == 0, capsys.readouterr()
     assert len(table(tmp_path / "predictions.csv")) == 25
     assert "Performance of the models here" in (tmp_path / "report.html").read_text()
+
+
+def asks(tmp_path):
+    """The last test of a run at graz, in so far as home.py looks at it."""
+    data = SimpleNamespace(test=SimpleNamespace(labels=torch.tensor([0, 1] * 10)))
+    store = SimpleNamespace(folder=tmp_path / "graz")
+    return SimpleNamespace(
+        order=SimpleNamespace(final=True),
+        hospital=SimpleNamespace(keep="final", name="graz", store=store, data=data),
+        run=SimpleNamespace(folder=Path("runs/1")),
+        clock=Clock(60.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "tested", "mixed"),
+    [("ab", ["ab"], "ab"), ("abcd", ["ab", "cd"], ""), ("a", ["ab"], "a")],
+    ids=["all", "in two messages", "one is not kept"],
+)
+def test_a_mixture_has_all_models_at_home_and_no_other(kept, tested, mixed, tmp_path):
+    request: Any = asks(tmp_path)
+    folder = own_folder(tmp_path / "graz" / "models" / "1")
+    sure = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).repeat(10, 1)
+    for names in tested:
+        for name in set(names) & set(kept):
+            (folder / f"{name}.safetensors").touch()
+        keep_mixture(request, dict.fromkeys(names, sure), None)
+    file = folder / "mixture.json"
+    assert {*(json.loads(file.read_text()) if file.exists() else ())} == {*mixed}
+
+
+def test_only_a_model_at_home_is_advised():
+    def row(kind, model, value):
+        ends = {"balanced-accuracy-low": value - 0.05, "balanced-accuracy-high": value + 0.05}
+        metrics = {"num-examples": 100, "balanced-accuracy": value, **ends}
+        return assessment(kind, model, "graz", metrics, ["a", "b"])
+
+    rows = [row("model", "graz", 0.8), row("model", "linz", 0.7), row("ensemble", "", 0.9)]
+    past: Any = SimpleNamespace(
+        models={"linz": None}, mixture={}, site="graz", folder=Path("store/graz"), run="1"
+    )
+    found = advice(past, rows)
+    assert (found["model"], found["together"]) == ("1/linz", False)
+    assert "only those that are kept here were compared" in found["advice"]
+    past.models["graz"] = None
+    assert advice(past, rows)["together"]

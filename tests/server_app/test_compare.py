@@ -500,12 +500,11 @@ def test_it_explains_only_what_it_has(strategies, seeds, means, differences, tmp
         for seed in range(seeds):
             write_run(tmp_path / each / f"{seed}", f"{each}wt", seed)
     comparison = compare([tmp_path])
-    for shown in (text(comparison), bare(page(comparison))):
+    for shown in (text(comparison), page(comparison)):
         assert ("Mean ± standard deviation over runs" in shown) == means
-        assert "Everywhere: every model at every" in shown
-        assert ("Student's t" in shown) == differences
+        assert "Everywhere: every" in shown
+        assert ("a bootstrap" in " ".join(shown.split())) == differences
     assert ("Grey: single" in page(comparison)) == means
-    assert ("mean over a method's runs" in page(comparison)) == means
 
 
 def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):

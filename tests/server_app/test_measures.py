@@ -230,6 +230,17 @@ def test_who_cannot_test_the_copy_before_has_no_figures_of_the_undone_one(lineag
     assert found == {("other", "A"): 0.4, ("m", "B"): 0.9}
 
 
+def test_an_ensemble_with_an_undone_model_does_not_count():
+    """B cannot test all models after the undone visit."""
+
+    def together(hospital, accuracy):
+        return replace(evaluated(2, "", hospital, accuracy), verb="ensemble")
+
+    events = [*map(together, "AB", (0.3, 0.3)), *undone_in_round(2), together("A", 0.9)]
+    found = measure_round(2, events, cross=True).ensemble
+    assert {name: test["accuracy"] for name, test in found.items()} == {"A": 0.9}
+
+
 def test_an_undone_visit_of_another_round_undoes_no_version_of_this_one(serial):
     undone = Event("train", 1, 2, "B", "global", "useless")
     events = [undone, *(event for event in serial if event.round == 2)]

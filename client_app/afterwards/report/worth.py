@@ -136,7 +136,11 @@ def _options(past: PastRun) -> str:
 def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     """Return the advised model and the values for its commands; no model if none is at home."""
     found: dict[str, Any] = {"command": COMMAND, "here": _options(past)}
-    models, best = list(past.models), best_model(rows)
+    models = list(past.models)
+    absent = {row["model"] for row in rows if row["kind"] == "model"}.difference(models)
+    if absent:
+        absent.add("")  # the ensemble, which has all models
+    best = best_model([row for row in rows if row["model"] not in absent])
     if not models:
         return {**found, "model": None}
     chosen, together = models[0], False
@@ -149,6 +153,8 @@ def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
             chosen, together = place_of(past.alone_file, past.home), False
         which = "this mean" if together else "this model"
         text = advise(past.site, best, rows)
+        if absent:
+            text += " Of the models only those that are kept here were compared."
     parts = (f"{weight:.2f} of '{name}'" for name, weight in past.mixture.items())
     return {
         **found,
