@@ -58,6 +58,7 @@ from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
+from strategies.protocol.archive import ArchiveError
 from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.declared import excerpt
 from strategies.protocol.files import (
@@ -362,7 +363,8 @@ class Results:
         if not self.path.is_dir():
             log(ERROR, "The run failed: %s", error)
             return
-        with suppress(OSError, FileError):  # a disk that is full, or a log that cannot be read
+        # The disk may be full, the log unreadable, or a parcel damaged.
+        with suppress(OSError, FileError, ArchiveError):
             summary = self._close(state, f"{type(error).__name__}: {error}")
             for text in texts(summary.worth, "run", "noise", "class"):
                 log(INFO, "%s", text)

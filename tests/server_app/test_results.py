@@ -17,6 +17,7 @@ from server_app import results as module
 from server_app.results import Results
 from server_app.summary import Record, measure_round, summarise
 from server_app.watch import Followed
+from strategies.engine import shelf
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
@@ -224,6 +225,17 @@ def test_a_run_fails_for_its_own_reason_if_its_log_cannot_be_read(results, caplo
     caplog.set_level("INFO", "flwr")
     (results.path / "metrics.jsonl").write_text("no event\n")
     results.fail(RuntimeError("the power went"), at(results, "A"))
+    assert "The run failed: the power went" in caplog.text
+    assert "resume.toml" in caplog.text
+
+
+def test_a_run_fails_for_its_own_reason_if_a_parcel_is_damaged(results, monkeypatch, caplog):
+    monkeypatch.setattr(shelf, "IN_MEMORY", 1)
+    state = at(results, "A", "B")
+    (path,) = (results.path / "checkpoint").glob("*.npz")
+    path.write_bytes(path.read_bytes()[:-30])
+    caplog.set_level("INFO", "flwr")
+    results.fail(RuntimeError("the power went"), state)
     assert "The run failed: the power went" in caplog.text
     assert "resume.toml" in caplog.text
 
