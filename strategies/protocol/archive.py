@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from strategies.protocol.files import open_checked
 
-MAX_TEXT = 2**20  # bytes of a text
+MAX_TEXT = 64 * 2**20  # bytes of a text: a parcel's manifest, which names all visits of its model
 # Limits of an archive that NumPy wrote: bytes of its file, bytes in memory for each byte of the
 # file, and extra bytes in memory. Images take 2 to 10 bytes for each byte of the file.
 MOST, UNPACKED, ROOM = 2**40, 20, 64 * 2**20

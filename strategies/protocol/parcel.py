@@ -25,6 +25,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
@@ -40,6 +41,7 @@ from strategies.protocol.records import (
     from_record,
     to_record,
 )
+from strategies.protocol.shapes import from_json
 
 FORMAT = 1
 HASHED = re.compile("(model|buffer|memory|embeddings|sums|optimizer)=[0-9a-f]{64}")
@@ -292,7 +294,7 @@ def save(parcel: RecordDict, path: Path) -> None:
         for name, record in array_records(parcel).items()
         for key, array in record.items()
     }
-    manifest = json.dumps(dict(parcel["manifest"]), indent=1)
+    manifest = json.dumps(dict(parcel["manifest"]))
     archive.write(path, arrays, {"manifest.json": manifest})
 
 
@@ -311,8 +313,8 @@ def load(path: Path) -> RecordDict:
             raise archive.ArchiveError(f"Not a parcel: it has the array {place[:80]!r}.")
         records.setdefault(name, {})[key] = array
     try:
-        manifest = ConfigRecord(json.loads(texts["manifest.json"]))
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        manifest = ConfigRecord(from_json(texts["manifest.json"], dict[str, Any]))
+    except (KeyError, TypeError, ValueError) as error:
         raise archive.ArchiveError(f"Not a parcel: its manifest is missing ({error}).") from error
     return RecordDict(
         {**{name: ArrayRecord(each) for name, each in records.items()}, "manifest": manifest}

@@ -6,7 +6,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.engine.events import LONGEST
-from strategies.protocol import may_leave, parcel, records
+from strategies.protocol import may_leave, parcel, records, shapes
+from strategies.protocol.archive import ArchiveError
 from strategies.protocol.may_leave import UndeclaredError
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest
@@ -159,6 +160,21 @@ def test_a_parcel_on_disk_is_a_numpy_archive(tmp_path):
     back = parcel.load(tmp_path / "a.npz")
     assert back == good()
     parcel.check_parcel(back)
+
+
+def test_a_parcel_with_a_long_history_is_read_again(tmp_path):
+    visited = [f"university-hospital-{k}" for k in range(100_000)]
+    long = parcel.pack({"model": arrays(w=[1.0])}, replace(LABEL, visited=visited))
+    parcel.save(long, path := tmp_path / "a.npz")
+    assert path.stat().st_size > 2**21
+    assert parcel.load(path) == long
+
+
+def test_the_values_of_a_manifest_are_counted_before_they_take_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "MOST_VALUES", 3)
+    parcel.save(good(), tmp_path / "a.npz")
+    with pytest.raises(ArchiveError, match="more than 3 values"):
+        parcel.load(tmp_path / "a.npz")
 
 
 def test_a_sealed_model_does_not_come_back_larger():
