@@ -57,7 +57,14 @@ from deploy.running import lock
 from server_app.check import check
 from server_app.summary import Summary
 from strategies.protocol.console import duration
-from strategies.protocol.files import expand, parse_toml, read_by_hand, read_json, write_whole
+from strategies.protocol.files import (
+    LARGE,
+    expand,
+    parse_toml,
+    read_by_hand,
+    read_json,
+    write_whole,
+)
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError, complete, defaults
 from strategies.protocol.shapes import ShapeError, from_value
@@ -703,4 +710,4 @@ def folder_name(name: str) -> str:
 
 def read_summary(result: Path) -> dict[str, Any]:
     """summary.json of a result folder."""
-    return read_json(result / "summary.json", dict[str, object])
+    return read_json(result / "summary.json", dict[str, object], times=LARGE)

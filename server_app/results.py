@@ -384,7 +384,7 @@ class Results:
             summary = judge_with_baseline(summary, baseline)
         config = describe(summary.data, self._settings.dataset) + self._config
         write_whole(self.path / "config.toml", config)
-        content = to_json(summary, indent=2, inf_nan_mode="null") + b"\n"
+        content = to_json(summary, inf_nan_mode="null") + b"\n"
         write_whole(self.path / SUMMARY, content)
         (self.path / UNDER_WAY).unlink(missing_ok=True)
         self._write_matrix(summary)

@@ -21,7 +21,7 @@ from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.measures import IN_TASK, OF_TASK, Round, RoundEvents, average, mean
 from strategies.engine.events import Event
-from strategies.protocol.files import expand, read_json
+from strategies.protocol.files import LARGE, expand, read_json
 from strategies.protocol.shapes import SHAPE
 
 NAME = "summary.json"  # in a result directory
@@ -439,7 +439,7 @@ class Summary:
             FileError: The file is damaged, or another version of this app wrote it.
         """
         path = expand(directory) / NAME
-        return read_json(path, cls, any_version=any_version)
+        return read_json(path, cls, any_version=any_version, times=LARGE)
 
 
 _OF_RUN, _OF_ROUND, LABELS = (

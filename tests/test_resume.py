@@ -11,6 +11,7 @@ import shutil
 import time
 import zipfile
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.visit import Visit
+from strategies.protocol import files, shapes
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, pack
 from strategies.protocol.parcel import save as save_parcel
@@ -473,6 +475,18 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, {}
     loaded.shelf = state.shelf
     assert loaded == state
+
+
+def test_a_checkpoint_has_room_for_each_pair_of_hospitals(tmp_path, monkeypatch):
+    state = State(Shelf(tmp_path), "run")
+    names = [f"h{k}" for k in range(20)]
+    state.delivered = set(product(names, names))
+    checkpoint.save(state, {})
+    text = (tmp_path / "state.json").read_text()
+    monkeypatch.setattr(files, "MOST", len(text) // 10)
+    monkeypatch.setattr(shapes, "MOST_VALUES", sum(map(text.count, ",[{")) // 10)
+    loaded, _ = checkpoint.load(tmp_path, dict[str, object])
+    assert loaded.delivered == state.delivered
 
 
 def test_a_model_under_way_is_kept_although_its_lineage_goes_on_from_another_copy(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.archive import ArchiveError
-from strategies.protocol.files import FileError, read_json, replacing
+from strategies.protocol.files import LARGE, FileError, read_json, replacing
 from strategies.protocol.records import ParcelError
 from strategies.protocol.shapes import ShapeError, ShapeT, from_value
 
@@ -57,7 +57,7 @@ def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
         CheckpointError: There is no checkpoint, or it is damaged or of another version.
     """
     try:
-        content = read_json(folder / STATE, _Content)
+        content = read_json(folder / STATE, _Content, times=LARGE)
         if content["format"] != FORMAT:
             raise CheckpointError(
                 f"its checkpoint has format {content['format']}, this is format {FORMAT}: resume "

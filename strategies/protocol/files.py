@@ -19,6 +19,7 @@ from typing import IO, Any, BinaryIO
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
 
 MOST = 64 * 2**20  # bytes of a file of texts or numbers
+LARGE = 16  # times as large is a file that has something for each pair of hospitals
 # The default folder of hospitals' stores; `expand` refuses it where there is no home.
 STORES = Path(os.path.expanduser(os.environ.get("XDG_DATA_HOME", "~/.local/share")), "fedhandoff")
 
@@ -204,15 +205,20 @@ def read_text(path: Path, most: int = MOST) -> str:
         raise FileError(f"{path} is not in UTF-8: move it away.") from error
 
 
-def read_json(path: Path, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
+def read_json(
+    path: Path, shape: type[ShapeT], *, any_version: bool = False, times: int = 1
+) -> ShapeT:
     """The value of a JSON file that a program wrote, in the shape of a type (shapes.py).
 
+    The file may have `times` as many bytes and values as others.
+
     Raises:
-        OSError: The file cannot be read.
-        FileError: It has another shape, or is too large.
+        OSError: The file cannot be read, or has too many bytes.
+        FileError: It has another shape, or too many values.
     """
     try:
-        return from_json(read_bytes(path).decode(), shape, any_version=any_version)
+        text = read_bytes(path, times * MOST).decode()
+        return from_json(text, shape, any_version=any_version, times=times)
     except (UnicodeDecodeError, ShapeError) as error:
         raise FileError(f"{path} is damaged, or of another version: {error}.") from error
 

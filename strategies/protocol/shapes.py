@@ -27,17 +27,19 @@ class ShapeError(ValueError):
     """JSON has another shape than it must have; names the place and the value."""
 
 
-def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
+def from_json(
+    text: str, shape: type[ShapeT], *, any_version: bool = False, times: int = 1
+) -> ShapeT:
     """The value of a JSON text, of a given type.
 
     With `any_version` a dataclass may have other fields: unknown ones are skipped, and missing ones
-    are empty.
+    are empty. The text may have `times` as many values as others.
 
     Raises:
         ShapeError: The text is no JSON, has another type, or has too many values.
     """
-    if sum(map(text.count, ",[{")) > MOST_VALUES:
-        raise ShapeError(f"it has more than {MOST_VALUES} values")
+    if sum(map(text.count, ",[{")) > (most := times * MOST_VALUES):
+        raise ShapeError(f"it has more than {most} values")
     try:
         found: ShapeT = from_value(json.loads(text), shape, any_version=any_version)
     except ShapeError:

@@ -13,11 +13,17 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from benchmarks.reproduce import read_summary
 from cli import main
 from server_app.crate import write_run_crate
 from server_app.results import Results
+from server_app.runs import find
+from server_app.summary import Summary
+from server_app.tables import rounds
+from server_app.watch import Followed
 from strategies.engine.events import Event
 from strategies.engine.state import Model
+from strategies.protocol import files, shapes
 from strategies.protocol.code import app_version, code_hash
 from strategies.protocol.parcel import Manifest, load, pack, save
 from tests.fakes import settings
@@ -60,6 +66,22 @@ def one(crate, at):
     entity = crate.get(at)
     assert entity is not None, at
     return entity
+
+
+def test_every_reader_has_room_for_each_pair_of_hospitals(folder, monkeypatch):
+    path = folder / "summary.json"
+    text = path.read_text()
+    monkeypatch.setattr(files, "MOST", len(text) // 10)
+    monkeypatch.setattr(shapes, "MOST_VALUES", sum(map(text.count, ",[{")) // 10)
+    with pytest.raises(OSError, match=r"This has .* bytes"):
+        files.read_json(path, Summary)
+    write_run_crate(folder)
+    assert len(rounds(folder)) == 2
+    (compared,), left_out = find([folder])
+    assert (compared.path, left_out) == (folder, [])
+    (watched := Followed.open(folder)).look()
+    assert watched.summary is not None
+    assert read_summary(folder)["status"] == "completed with failures"
 
 
 def test_a_program_reads_who_trained_what_on_what(folder):
