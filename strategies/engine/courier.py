@@ -167,7 +167,9 @@ class Courier:
         self.pause = grid.wait if isinstance(grid, LocalGrid) else time.sleep
         self.answering: set[int] = set()  # nodes whose last message was answered in time
         self._heard: set[int] = set()  # nodes that have ever answered
+        self._silent: set[int] = set()  # nodes whose last `query.live` timed out
         self.at_work: set[int] = set()  # nodes with a message under way
+        self._asking: Exchange[None] = Exchange(self)
 
     @property
     def simulates(self) -> bool:
@@ -182,14 +184,17 @@ class Courier:
         """The connected nodes that take messages.
 
         A node that did not answer its last message in time, or never had one, is asked; with `ask`
-        false it does not count. Simulated nodes always take messages.
+        false it does not count. The answer is waited for once: after a `query.live` that timed out
+        the next one stays under way, and the node counts when it has answered. Simulated nodes
+        always take messages.
         """
         connected = set(self.grid.get_node_ids())
         if self.simulates:
             return connected
         asked = connected - self.answering - self.at_work if ask else set()
         names = self.node_names() if asked else {}
-        list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
+        self._asking.post(self.live(n, None, names.get(n, "")) for n in sorted(asked))
+        self._asking.settle(self._silent)
         if silent := asked - self.answering:
             named = join_names([names.get(node, f"node {node}") for node in sorted(silent)])
             log(WARNING, "Connected hospitals that do not answer are skipped: %s", named)
@@ -216,9 +221,12 @@ class Courier:
         node = delivery.letter.node
         if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
             self.answering.discard(node)
+            if (delivery.letter.verb, delivery.failure) == ("query.live", Failure.TIMEOUT):
+                self._silent.add(node)
         else:
             self.answering.add(node)
             self._heard.add(node)
+            self._silent.discard(node)
 
 
 class Exchange(Generic[AboutT]):
@@ -259,6 +267,13 @@ class Exchange(Generic[AboutT]):
         """Yield the outcome of each message as soon as it is known, until no message is left."""
         while self._queues or self._outstanding or self._finished:
             yield self.take()
+
+    def settle(self, silent: Collection[int]) -> None:
+        """Take the outcomes of all messages; those at `silent` nodes are not waited for."""
+        self._send_waiting()
+        self._finished.extend(self._collect())
+        while self._finished or {e.letter.node for e in self._outstanding.values()} - {*silent}:
+            self.take()
 
     def take(self) -> Delivery[AboutT]:
         """Wait for the next outcome of a message; there must be a message."""

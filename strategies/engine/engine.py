@@ -327,7 +327,8 @@ class Engine:
         run, state = self.run, self.state
         if self.strategy.waits or run.courier.simulates:
             return
-        connected = set(run.courier.grid.get_node_ids()) - self.asked
+        run.courier.find_reachable(ask=False)  # takes the late answers to earlier questions
+        connected = set(run.courier.grid.get_node_ids()) - run.courier.at_work - self.asked
         new = strangers(run, connected)
         self.exchange.post(introductions(run, new))
         away = {state.nodes[hospital]: hospital for hospital in state.resting}

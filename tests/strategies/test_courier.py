@@ -197,6 +197,36 @@ def test_who_takes_messages_is_asked_once_and_again_after_a_missed_answer(monkey
     assert post.find_reachable() == set()
 
 
+def test_a_silent_node_is_waited_for_once_and_counts_when_it_has_answered(monkeypatch):
+    """The second question stays under way, and nobody else gets its answer."""
+    monkeypatch.setattr(courier, "GRACE", 0.0)
+    monkeypatch.setattr(courier, "FIRST_LIVE_TIMEOUT", 0.2)
+    waits = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: waits.append(seconds))
+    grid = FakeGrid({1: answer, 2: answer})
+    post = Courier(grid)
+    grid.stuck = {2}
+    assert post.find_reachable() == {1}
+    assert waits
+    monkeypatch.setattr(courier, "FIRST_LIVE_TIMEOUT", 30.0)
+    waits.clear()
+    for _ in range(9):
+        assert post.find_reachable() == {1}
+        assert [each.failure for each in post.exchange(letters(1))] == [None]
+    assert post.at_work == {2}
+    assert next(grid.ids) == 3 + 9  # one question was not repeated
+    grid.stuck = set()
+    while post.find_reachable(ask=False) == {1}:
+        pass
+    assert post.at_work == set()
+    grid.stuck = {2}
+    post.note_absence(2)
+    monkeypatch.setattr(courier, "LIVE_TIMEOUT", 0.2)
+    waits.clear()
+    assert post.find_reachable() == {1}
+    assert waits  # it had answered since
+
+
 def test_simulated_hospitals_take_messages_by_construction(monkeypatch):
     """However long an actor takes to start: nobody is asked, and nobody is passed over."""
     monkeypatch.setattr(Courier, "simulates", True)
