@@ -110,8 +110,8 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
     """Register the hospital with a public key, so that it can take part.
 
     Raises:
-        DeployError: The file is missing or holds no such key, the key is already registered, or no
-            SuperLink answers.
+        DeployError: The file is missing or holds no such key, the key or the name is already
+            registered, or no SuperLink answers.
         ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
@@ -121,7 +121,15 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             "ecdsa-sha2-nistp384: give the .pub file that the hospital made with `fedhandoff "
             "hospital key`."
         )
-    names_of(folder)  # a damaged file is refused before the key is registered
+    names = names_of(folder)  # a damaged file is refused before the key is registered
+    if hospital in names.values():
+        for node in _nodes_of(folder):
+            if names.get(node["node-id"]) == hospital:
+                raise DeployError(
+                    f"A node is already registered as {hospital}. If {hospital} has a new key, "
+                    "unregister the old one, and repeat: "
+                    f"`{_flower_command(folder)} supernode unregister {node['node-id']} {NAME}`."
+                )
     try:
         answer = _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
     except DeployError as error:
@@ -154,16 +162,26 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
     Raises:
         DeployError: No SuperLink answers.
     """
-    names, nodes = names_of(folder), _flwr(folder, "supernode", "list", NAME)["nodes"]
+    names = names_of(folder)
     return [
         (
             names.get(node["node-id"], f"node {node['node-id']}"),
             node["status"],
             node["online-at" if node["status"] == "online" else "offline-at"].replace("N/A", ""),
         )
-        for node in nodes
-        if node["status"] != "unregistered"
+        for node in _nodes_of(folder)
     ]
+
+
+def _nodes_of(folder: Path) -> list[dict[str, str]]:
+    """The registered nodes, as Flower lists them."""
+    nodes: list[dict[str, str]] = _flwr(folder, "supernode", "list", NAME)["nodes"]
+    return [node for node in nodes if node["status"] != "unregistered"]
+
+
+def _flower_command(folder: Path) -> str:
+    """The beginning of a command line by which a person gives Flower a command."""
+    return f"FLWR_HOME={shlex.quote(str(folder.absolute()))} uv run flwr"
 
 
 def last_run_of(folder: Path) -> dict[str, str] | None:
@@ -189,7 +207,7 @@ def run(folder: Path, run_config: str | None) -> bool:
         number = str(_flwr(folder, "run", str(app), NAME, *overrides)["run-id"])
     print(
         f"Run {number}. It goes on after Ctrl-C; to stop it:\n"
-        f"FLWR_HOME={shlex.quote(str(folder.absolute()))} uv run flwr stop {number} {NAME}",
+        f"{_flower_command(folder)} stop {number} {NAME}",
         flush=True,
     )
     state = _follow(folder, number)

@@ -263,9 +263,14 @@ def _misfit(run: Run, card: _Card) -> str:
 def _impostors(
     run: Run, cards: Mapping[int, _Card], registered: Mapping[int, str]
 ) -> dict[int, str]:
-    """The nodes whose card has the name of another hospital, or none, and the reasons."""
+    """The nodes whose card has the name of another hospital, or none, and the reasons.
+
+    A registered node keeps its name against nodes without a registration. Two nodes that are
+    registered under one name are both refused.
+    """
     state, connected = run.state, run.courier.node_names()
     named = Counter(card.hospital for card in cards.values())
+    namesakes = Counter(registered.values())
     reasons = {}
     for node, card in cards.items():
         name, other = card.hospital, registered.get(node, "")
@@ -276,6 +281,11 @@ def _impostors(
             reasons[node] = (
                 f"The hospital calls itself '{name}' and is registered as '{other:.80}': give it "
                 "that name as 'site' in its node-config."
+            )
+        elif other and namesakes[name] > 1:
+            reasons[node] = (
+                f"Two nodes are registered as '{name}': unregister the one that is not this "
+                "hospital's, with `flwr supernode unregister`."
             )
         elif not other and (named[name] > 1 or (present != node and present in connected)):
             reasons[node] = (

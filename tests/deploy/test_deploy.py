@@ -493,6 +493,21 @@ def test_hospitals_that_are_registered_at_once_all_have_names(folder, flwr):
     assert server.names_of(folder) == {"7": "graz", "8": "linz"}
 
 
+def test_a_name_is_registered_again_only_after_its_node_was_unregistered(folder, flwr):
+    """A hospital that has lost its key comes with another one."""
+    make_key(folder, "graz")
+    (folder / "hospitals.json").write_text('{"6": "graz", "7": "graz", "8": "linz"}')
+    nodes = [{"node-id": "6", "status": "unregistered"}, {"node-id": "7", "status": "offline"}]
+    commands = flwr(json.dumps({"success": True, "nodes": nodes}))
+    with pytest.raises(DeployError, match=r"flwr supernode unregister 7 fedhandoff`"):
+        server.register(folder, folder / "graz.pub", "graz")
+    assert len(commands) == 1  # the list
+    nodes[1]["status"] = "unregistered"
+    flwr(*[json.dumps({"success": True, "nodes": nodes, "node-id": "9"})] * 2)
+    server.register(folder, folder / "graz.pub", "graz")
+    assert server.names_of(folder)["9"] == "graz"
+
+
 @pytest.mark.parametrize("name", ["server 😀", "ser'ver", 'ser"ver'])
 def test_flower_can_read_the_address_of_a_server_in_any_folder(name, tmp_path, monkeypatch):
     make_authority(tmp_path / name, ["localhost"])

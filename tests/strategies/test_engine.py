@@ -427,6 +427,32 @@ def test_of_two_hospitals_of_one_name_neither_takes_part():
     assert state.hospitals == ["h2", "h3"]
 
 
+def test_of_two_nodes_that_are_registered_under_one_name_neither_takes_part():
+    """Nobody can tell which is the hospital."""
+    grid, ledger = FakeGrid(federation(4, h1=CountingHospital("h0"))), Ledger()
+    grid.names = {100: "h0", 101: "h0", 102: "h2", 103: "h3"}
+    state = go(settings(strategy="rwt", num_server_rounds=3), grid, ledger)
+    assert state.nodes == {"h2": 102, "h3": 103}
+    reasons = {event.reason for event in ledger.events if event.hospital == "h0"}
+    assert len(reasons) == 1
+    assert "Two nodes are registered as 'h0'" in reasons.pop()
+
+
+def test_a_second_node_that_is_registered_under_the_name_of_one_at_work_is_refused():
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = CountingHospital("h0")
+
+    grid, ledger = FakeGrid(federation(2)), Watching()
+    grid.names = {100: "h0", 101: "h1", 102: "h0"}
+    state = go(settings(strategy="cwt", num_server_rounds=3), grid, ledger)
+    assert state.nodes == {"h0": 100, "h1": 101}
+    assert {m.metadata.message_type for m in grid.sent if m.metadata.dst_node_id == 102} == {
+        "query.enrol"
+    }
+
+
 def test_too_few_hospitals_end_the_run(monkeypatch):
     monkeypatch.setattr(enrolment, "PAUSE", 0.01)
     with pytest.raises(RunError, match=r"have answered within .*: 1 of 2 \(min-hospitals\)"):
