@@ -150,7 +150,7 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("strategy='cwc' cwc.decay=2", "'cwc.decay' is 2; it must be 0 to 1"),
         ("feder.replay-weight=1", "'feder.replay-weight' is 1; it must be 0 or more, and below"),
         ("strategy='fedprox' fedprox.mu=-1", "'fedprox.mu' is -1; it must be 0 or more"),
-        ("strategy='fedrewind' rewind.fraction=0.4", "'rewind.fraction' is 0.4"),
+        ("strategy='fedrewind' rewind.fraction=0.4", "rewind.fraction = 0.4"),
         ("strategy='fedrewind' rewind.batch-norm='x'", "'rewind.batch-norm' is 'x'"),
         (
             "strategy='centralized' centralized.data='synthetic' feder.buffer-size=0",

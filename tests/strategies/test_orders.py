@@ -19,6 +19,7 @@ NEVER = {
     "learner": "fedspace",
     "epochs": 3,
     "leg": 2,
+    "asynchronous": True,
     "task": 1,
     "arrived": [1],
     "images": "public",
