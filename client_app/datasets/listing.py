@@ -81,7 +81,7 @@ def list_folder(path: str) -> Listing:
     source = _absolute(path)
     if not source.is_dir():
         raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
-    if hospitals := sum(bool(manifests_in(each)) for each in source.iterdir()):
+    if hospitals := sum(bool(manifests_in(each)) for each in source.glob("*")):
         raise DataError(
             f"The folder of images ('data-dir' or 'dataset') holds {hospitals} folders with a "
             "manifest.csv each: these are hospitals, not classes. Name one; in a simulation name "
