@@ -85,7 +85,7 @@ def test_every_learner_of_tasks_runs_on_cuda(tmp_path, learner):
         learner=learner,
         dataset=f"npz:{tmp_path}/small.npz",
         tasks=2,
-        task_cut="classes" if learner in ("mah", "twf") else "permuted",
+        task_cut="classes" if learner in ("icarl", "mah", "twf") else "permuted",
         num_server_rounds=2,
         model=own.get(learner, "cnn"),
         image_size=16,
