@@ -264,9 +264,10 @@ def shadow_trial(
     members, others = len(patients), len(everyone) - len(patients)
     names, of_members = np.unique(patients, return_inverse=True)
     owners = np.concatenate((of_members, len(names) + np.arange(others)))
+    number = len(names) + others
     near, learnt = [], []
     for k in range(count):
-        half = (np.random.default_rng(k // 2).permutation(len(names) + others)[owners] + k) % 2 == 0
+        half = (np.random.default_rng(k // 2).permutation(number)[owners] + k) % 2 == 0
         near.append(nearness(everyone, draw(k, half)))
         learnt.append(half)
     target = nearness(everyone, synthetic)

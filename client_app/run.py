@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,10 +82,19 @@ def check_same(
         raise ParcelError("The federation's classes differ from those of the run's start here.")
 
 
-def joined_settings(run: Store) -> dict[str, Any]:
-    """The settings with which the hospital joined a run; empty if it did not, or simulated it."""
+def check_joined(run: Store, given: Mapping[str, Any], own: Collection[str] = ()) -> None:
+    """Refuse given settings that are not those with which the hospital joined a run.
+
+    Settings of `own` may differ. Of a run that the hospital did not join, or simulated, none is
+    known.
+
+    Raises:
+        SettingsError: The first setting that differs.
+    """
     kept = run.load_small("terms")
-    return json.loads(kept["settings"].item()) if kept else {}
+    for key, value in (json.loads(kept["settings"].item()) if kept else {}).items():
+        allowed = f"{excerpt(value)}, as in the run: give its config.toml"
+        require(key in own or given.get(key, value) == value, key, given.get(key), allowed)
 
 
 def check_newest(run: Store, label: Manifest) -> None:

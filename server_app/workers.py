@@ -71,7 +71,8 @@ class WorkersGrid(LocalGrid):
 
     def _hand_out(self) -> None:
         """Send waiting messages to idle processes."""
-        for number, message in [*self._queue.items()]:
+        while self._queue:
+            number, message = next(iter(self._queue.items()))
             if (worker := self.workers.idle(message.metadata.dst_node_id)) is None:
                 return
             del self._queue[number]

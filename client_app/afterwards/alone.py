@@ -18,7 +18,7 @@ from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from client_app.hospital import Hospital
-from client_app.run import joined_settings, run_folder
+from client_app.run import check_joined, run_folder
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
 from learning.evaluation import probabilities
@@ -27,9 +27,8 @@ from learning.learners.plain import Learner, Received
 from learning.training import train
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import Pace
-from strategies.protocol.declared import excerpt
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
-from strategies.protocol.settings import Settings, SettingsError, require, rng_for
+from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.protocol.text import amount
 
 
@@ -73,10 +72,7 @@ def train_alone(
         PolicyError: The store would be too large.
     """
     past.require_models()
-    for key, value in joined_settings(run_folder(Store(past.folder), past.run)).items():
-        given = settings.run_config.get(key, value)
-        allowed = f"{excerpt(value)}, as in the run: give its config.toml"
-        require(given == value or key in OWN_SETTINGS, key, given, allowed)
+    check_joined(run_folder(Store(past.folder), past.run), settings.run_config, OWN_SETTINGS)
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
     if settings.strategy == "sums":

@@ -8,16 +8,15 @@ from flwr.app import RecordDict
 from client_app.afterwards.home import age_of, file_name
 from client_app.authority.identity import Identity, Member
 from client_app.authority.sealing import Seal
-from client_app.run import joined_settings, run_folder
+from client_app.run import check_joined, run_folder
 from client_app.store import Store, own_folder
 from learning.export import ModelManifest, save_model
 from learning.models import Architecture
 from learning.models.whole import whole_network
 from learning.packing import unpack_network
-from strategies.protocol.declared import excerpt
 from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings, require
+from strategies.protocol.settings import Settings
 
 
 def take_home(
@@ -38,10 +37,7 @@ def take_home(
     label = check_parcel(parcel)
     opened, run = _open(parcel, label, store, identity, members)
     manifest = ModelManifest.from_label(label, settings, run)
-    for key, value in joined_settings(run_folder(Store(store), run)).items():
-        given = manifest.settings.get(key, value)
-        allowed = f"{excerpt(value)}, as in the run: give its config.toml"
-        require(given == value, key, given, allowed)
+    check_joined(run_folder(Store(store), run), manifest.settings)
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
         network = unpack_network(opened, label, {}, torch.device("cpu"))

@@ -233,7 +233,8 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
     table, dataset.ModalityLUTSequence = _table(dataset, "ModalityLUTSequence"), None
     if table:
-        values = _look_up(stored, *table)
+        entries, start, _ = table
+        values = _look_up(stored, entries, start)
     else:
         values = apply_modality_lut(stored, dataset) if given else stored
     function = str(next(iter(_values(dataset, "VOILUTFunction")), "LINEAR")).upper()
@@ -243,7 +244,8 @@ def _decode_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     dataset.WindowCenter, dataset.WindowWidth = usable[0] if usable else (None, None)
     dataset.VOILUTFunction = function
     if table := _table(dataset, "VOILUTSequence"):  # goes before windows
-        shown = scale(_look_up(values, *table), 0, 2 ** table[2] - 1)
+        entries, start, bits = table
+        shown = scale(_look_up(values, entries, start), 0, 2**bits - 1)
     elif not usable:
         shown = stretch(values, ~padding)
     elif function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
@@ -282,7 +284,7 @@ def _table(dataset: Any, keyword: str) -> tuple[NDArray[np.uint16], int, int] | 
     return entries, start, depth
 
 
-def _look_up(values: NDArray[Any], entries: NDArray[Any], start: int, _: int) -> NDArray[Any]:
+def _look_up(values: NDArray[Any], entries: NDArray[Any], start: int) -> NDArray[Any]:
     """The entries of a table (`_table`) for values; those beyond it take its ends.
 
     pydicom 3.0 subtracts the first value in the type of the pixels, which overflows.

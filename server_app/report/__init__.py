@@ -111,11 +111,11 @@ def _method(strategy: str) -> tuple[str, str]:
 
 def _facts(name: str, summary: Summary) -> list[str]:
     resumed = [f"interrupted and resumed: {summary.resumed}"] if summary.resumed else []
-    facts = (
-        amount(len(summary.hospitals), "hospital"),
-        amount(len(summary.models), "model"),
-        amount(summary.rounds, "round"),
-        duration(summary.wall_seconds),
-    )
-    known = [fact for fact in facts if not fact.startswith("0 ")]
-    return [*known, *resumed, f"run {name}"]
+    numbers = {
+        "hospital": len(summary.hospitals),
+        "model": len(summary.models),
+        "round": summary.rounds,
+    }
+    known = [amount(number, noun) for noun, number in numbers.items() if number]
+    lasted = [duration(summary.wall_seconds)] if round(summary.wall_seconds) else []
+    return [*known, *lasted, *resumed, f"run {name}"]

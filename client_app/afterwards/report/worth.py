@@ -144,14 +144,14 @@ def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     if not models:
         return {**found, "model": None}
     chosen, together = models[0], False
-    which = f"one of the models, for example '{chosen}'," if len(models) > 1 else "the model"
+    applied = f"one of the models, for example '{chosen}'," if len(models) > 1 else "the model"
     text = "The performance of the models here is unknown, so none is advised."
     if best is not None:
         together = best["kind"] == "ensemble"
         chosen = models[0] if together else best["model"]
         if is_own_better(best, own_model(rows)):
             chosen, together = place_of(past.alone_file, past.home), False
-        which = "this mean" if together else "this model"
+        applied = "this mean" if together else "this model"
         text = advise(past.site, best, rows)
         if absent:
             text += " Of the models only those that are kept here were compared."
@@ -161,7 +161,7 @@ def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
         "model": shlex.quote(f"{past.run}/{chosen}"),
         "together": together,
         "advice": text,
-        "which": which,
+        "applied": applied,
         "mixture": ", ".join(parts),
     }
 
