@@ -72,7 +72,6 @@ def train_alone(
         PolicyError: The store would be too large.
     """
     past.require_models()
-    check_joined(run_folder(Store(past.folder), past.run), settings.run_config, OWN_SETTINGS)
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
     if settings.strategy == "sums":
@@ -87,6 +86,7 @@ def train_alone(
             f"The SHA-256 of the frozen weights is {theirs or '(none)'} in the run, and "
             f"{ours or '(none)'} with these settings: give those of the run with --run-config."
         )
+    check_joined(run_folder(Store(past.folder), past.run), settings.run_config, OWN_SETTINGS)
     prepare_cpu(settings.cpu_threads)
     fewest = policy.images.min_batch if policy else 2
     network, manifest = _train(hospital, fewest), _manifest(past, hospital)

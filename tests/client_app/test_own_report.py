@@ -224,6 +224,7 @@ def test_the_card_of_a_model_trained_alone_names_no_image_of_others(place):
         ("policy.toml", (), "Give the policy of the run"),
         ("store/graz/ledger.jsonl", (), "no ledger of the run .* --run-config"),
         ("", ("--run-config", "tasks=2 task-cut='permuted'"), "arrived in tasks"),
+        ("", ("--run-config", "num-server-rounds=9"), "as in the run: give its config.toml"),
         (
             "",
             ("--run-config", "train.freeze='body'"),
@@ -745,7 +746,7 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "which"),
+    ("names", "kind", "applied"),
     [
         ("ab", "", "one of the models, for example 'a',"),
         ("a", "", "the model"),
@@ -754,14 +755,14 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
     ],
 )
 def test_the_command_names_one_of_several_models_as_an_example_if_none_is_known_best(
-    names, kind, which
+    names, kind, applied
 ):
     models = {name: SimpleNamespace(visited=["wien"]) for name in names}
     past: Any = SimpleNamespace(
         site="graz", models=models, mixture={}, run="r", folder=Path("x/graz")
     )
     rows = [{**row("a", 0.8, 0.2), "kind": kind}] if kind else []
-    assert advice(past, rows)["which"] == which
+    assert advice(past, rows)["applied"] == applied
 
 
 def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):
