@@ -36,7 +36,7 @@ ASYNCHRONOUS = (
     "min-hospitals=3 seed=1 hop-timeout=300"
 )
 SLOW = {HOSPITALS[-1]: ("--node-config", "train.batch-size=8")}
-START_UP = 60.0  # seconds to wait until the server is ready
+START_UP = 300.0  # seconds to wait until the server is ready
 FEDHANDOFF = [sys.executable, "-m", "cli"]
 
 

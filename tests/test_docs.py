@@ -126,7 +126,7 @@ def test_the_notebooks_run(tmp_path, monkeypatch):
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
         place = {"metadata": {"path": str(path.parent)}}
-        NotebookClient(notebook, timeout=300, resources=place).execute()
+        NotebookClient(notebook, timeout=900, resources=place).execute()
         outputs = nbformat.writes(notebook)
         for words in SAID[path.stem]:
             assert words in outputs

@@ -22,7 +22,7 @@ from requests.utils import should_bypass_proxies
 
 from deploy import credentials, hospital, running, server, supervisor, transport, watch
 from deploy.approved import approve, approved_code
-from deploy.credentials import make_authority, make_key
+from deploy.credentials import end_of, make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
 from deploy.voice import SuperLinkVoice, Voice
@@ -114,6 +114,14 @@ def test_a_server_gets_a_new_certificate_of_the_same_authority(folder):
     make_authority(folder, ["new.example.org"])
     assert (folder / "ca.crt").read_bytes() == authority
     certificate(folder / "server.crt").verify_directly_issued_by(certificate(folder / "ca.crt"))
+
+
+def test_a_server_s_certificate_ends_with_that_of_its_authority(folder, monkeypatch):
+    (folder / "server.crt").unlink()
+    (folder / "server.key").unlink()
+    monkeypatch.setattr(credentials, "YEARS", 20)
+    make_authority(folder, ["fl.example.org"])
+    assert end_of(folder / "server.crt") == end_of(folder / "ca.crt")
 
 
 @pytest.mark.parametrize("kind", ["damaged", "RSA", "password", "other"])
@@ -630,9 +638,9 @@ def script(tmp_path):
         program.wait()
 
 
-def wait_until(done, meanwhile=lambda: None, seconds=20):
-    """Wait until there is something, at most for so long."""
-    deadline = time.monotonic() + seconds
+def wait_until(done, meanwhile=lambda: None):
+    """Wait until there is something: ten minutes at most, since other tests keep the cores busy."""
+    deadline = time.monotonic() + 600
     while not done():
         assert time.monotonic() < deadline
         meanwhile()
@@ -709,7 +717,7 @@ def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
     wait_until((tmp_path / "ready").exists)
     process.send_signal(number)
     process.send_signal(number)  # a second one changes nothing
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=300) == 0
     assert (tmp_path / "bye").exists()
     assert len(starts(tmp_path)) == 1
     wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
@@ -741,7 +749,7 @@ def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_
         assert process.stdout
         assert process.stdout.readline().endswith(b"] hello\n")
         process.terminate()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=300) == 0
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 

@@ -23,7 +23,7 @@ def environment(tmp_path):
 
 def start(environment, *arguments):
     command = [PROGRAMS / "flwr-clientapp", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("code", ["any", "approved"])
