@@ -24,9 +24,10 @@ from deploy.errors import DeployError
 from strategies.protocol.files import make_private, read_bytes, reason_of, write_new
 from strategies.protocol.names import check_name
 
-YEARS = 10  # years for which a certificate is valid
+YEARS = 10  # years for which a certificate is valid, unless its authority ends before
 HERE = ("localhost", "127.0.0.1")  # the server's names in the operator's own commands
-Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey]  # the signer of a certificate
+# The signer of a certificate: the name, the key and the end of validity
+Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey, datetime]
 
 
 def make_authority(folder: Path, names: Sequence[str]) -> None:
@@ -173,7 +174,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _authority(folder: Path) -> Issuer:
-    """The name and key of the authority in a folder; made if they do not exist."""
+    """The authority in a folder; made if it does not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists():
         cure = "make the server's certificate with your own program"
@@ -181,7 +182,7 @@ def _authority(folder: Path) -> Issuer:
         read = _read_certificate(certificate)
         if read.public_key() != private.public_key():
             raise DeployError(f"{certificate} is not the certificate of {key}: get both again.")
-        return read.subject, private
+        return read.subject, private, read.not_valid_after_utc
     return _issue(
         folder / "ca",
         "fedhandoff authority",
@@ -196,7 +197,7 @@ def _issue(
 ) -> Issuer:
     """Make a certificate, `<path>.crt`, and its key, `<path>.key`, unless the key is there.
 
-    Returns their name and the key.
+    Returns them as the signer of further certificates.
 
     Without an issuer the key signs itself. The flag beside an extension marks a critical one.
     """
@@ -207,7 +208,8 @@ def _issue(
         key = ec.generate_private_key(ec.SECP384R1())
         _write(file, _private(key, serialization.PrivateFormat.PKCS8), 0o600)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
-    signer, signing_key = issuer or (name, key)
+    end = now + timedelta(days=365 * YEARS)
+    signer, signing_key, last = issuer or (name, key, end)
     signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
     builder = (
         x509.CertificateBuilder()
@@ -216,7 +218,7 @@ def _issue(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .not_valid_after(min(end, last))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(signer_id, critical=False)
     )
@@ -224,7 +226,7 @@ def _issue(
         builder = builder.add_extension(extension, critical)
     certificate = builder.sign(signing_key, hashes.SHA384())
     _write(path.with_suffix(".crt"), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-    return name, key
+    return name, key, end
 
 
 def _usage(**allowed: bool) -> x509.KeyUsage:
