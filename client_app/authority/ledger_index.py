@@ -25,7 +25,7 @@ from client_app.authority.identity import secret_of
 from client_app.authority.policy import MachineRules, PolicyError
 from client_app.run import DAY, REMEMBERED
 from client_app.store import GB, Store, disk_used, own_folder
-from strategies.protocol.files import check_kind, open_at_once, read_bytes
+from strategies.protocol.files import check_kind, open_at_once, read_bytes, write_whole
 from strategies.protocol.shapes import MOST_VALUES
 
 TABLES = """
@@ -84,6 +84,8 @@ class Index:
                     f"The end of the ledger is unknown: {self._head.name} was deleted. Restore it "
                     "from a backup."
                 )
+            # Written whole before the first line: after a full disk the hospital can go on.
+            write_whole(self._head, self._signed(Head()), private=True)
             return Head()
         try:
             written = json.loads(read_bytes(self._head)[:SECTOR])
@@ -112,13 +114,16 @@ class Index:
 
         The rows of this message are not yet on the disk, so `head.kept` must not count them.
         """
-        text = json.dumps({"head": asdict(head), "code": self._code(head)}).ljust(SECTOR - 1)
-        file = os.open(self._head, os.O_WRONLY | os.O_CREAT, 0o600)
+        file = os.open(self._head, os.O_WRONLY)
         try:
-            os.pwrite(file, f"{text}\n".encode(), 0)
+            os.pwrite(file, self._signed(head), 0)
             os.fsync(file)
         finally:
             os.close(file)
+
+    def _signed(self, head: Head) -> bytes:
+        text = json.dumps({"head": asdict(head), "code": self._code(head)})
+        return f"{text.ljust(SECTOR - 1)}\n".encode()
 
     def _count(self, table: str) -> int:
         return int(self.rows.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

@@ -1,6 +1,8 @@
 """The ledger: what was asked and what left is written down before it leaves."""
 
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -384,6 +386,21 @@ def test_a_line_that_was_never_finished_is_removed_and_the_chain_goes_on(tmp_pat
         file.write(b'{"previous": ')
     append(path, line(2))
     assert rounds(path) == [0, 1, 2]
+
+
+def test_a_disk_that_is_full_at_the_first_line_breaks_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "ledger.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(LedgerError):
+            append(path, line(0))
+    append(path, line(1))
+    append(path, line(2))
+    assert rounds(path) == [1, 2]
+    assert path.with_suffix(".head").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_line_whose_answer_never_left_is_removed(tmp_path):
