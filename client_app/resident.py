@@ -6,6 +6,7 @@ process that Flower starts hands the message to it, and passes the answer on. Bo
 same app with its guard. So the same checks hold.
 """
 
+import errno
 import json
 import logging
 import sys
@@ -18,6 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.authority.node_config import NODE_CONFIG, own_config
+from client_app.release.guard import DISK
 from client_app.store import DEFAULT, own_folder
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash
@@ -65,21 +67,28 @@ def call_resident(config: Mapping[str, Any]) -> socket:
     Raises:
         ConnectionError: The process has not started.
         SettingsError: The folder of its socket is a link, belongs to another user, or is open to
-            others.
+            others; or its file system has no sockets.
+        OSError: The disk is full, or the store cannot be written to.
     """
     if sys.platform != "linux":
         raise SettingsError("A resident process needs Linux: set 'resident' to false.")
     folder, key = place_of(config)
     try:
         return connect(folder, key, {NODE_CONFIG: json.dumps({**config})})
-    except ConnectionError:
-        raise
     except OSError as error:
+        if isinstance(error, ConnectionError) or error.errno in DISK:
+            raise
         logging.getLogger("flwr").error("%s cannot be used: %s", folder, error)
-        raise SettingsError(
+        text = (
             "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
             "belongs to the hospital's user: remove the present one."
-        ) from error
+        )
+        if error.errno not in (None, errno.ENOTDIR, errno.ELOOP):  # None: of `address_of`
+            text = (
+                "The file system of the hospital's store has no place for a socket "
+                f"({error.strerror}): set 'resident' to false in the node-config."
+            )
+        raise SettingsError(text) from error
 
 
 def place_of(config: Mapping[str, Any]) -> tuple[Path, str]:

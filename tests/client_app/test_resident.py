@@ -1,5 +1,6 @@
 """The process that keeps torch and the images between two messages."""
 
+import errno
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
+from strategies.protocol.settings import SettingsError
 from tests.fakes import deployed
 from warm import process as warm_process
 from warm import resident
@@ -187,6 +189,22 @@ def test_it_makes_a_private_store(tmp_path, monkeypatch):
     assert module.call_resident({"store-dir": str(store)})
     for folder in (store.parent, store, store / "resident"):
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (errno.EOPNOTSUPP, SettingsError, "no place for a socket .*set 'resident' to false"),
+        (errno.ENOSPC, OSError, "No space left"),
+    ],
+)
+def test_a_store_that_cannot_have_a_socket_says_why(code, kind, words, tmp_path, monkeypatch):
+    def bind(self, address):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(resident, "socket", type("", (socket,), {"bind": bind}))
+    with pytest.raises(kind, match=words):
+        module.call_resident({"store-dir": str(tmp_path)})
 
 
 def test_another_hospital_has_another_one(tmp_path):
