@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from strategies.engine.events import LOG, read_events
+from strategies.engine.events import LOG, UNDO, read_events
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
@@ -87,8 +87,7 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
     tested: dict[str, Any] = {}
     trained: set[str] = set()
     for event, _ in read_events(metrics):
-        undone = event.outcome == "useless" and event.verb != "evaluate"
-        if undone and event.lineage == label.lineage:
+        if event.verb == UNDO and event.lineage == label.lineage:
             tested = {}  # the copy before may have the same hop
         if event.outcome != "ok":
             continue

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from learning.intervals import Z
 from pages.figures import Figure
-from strategies.engine.events import Event
+from strategies.engine.events import UNDO, Event, visits
 
 Pair = tuple[str, str]  # model, hospital
 Metrics = Mapping[str, float]
@@ -62,7 +62,7 @@ class RoundEvents:
         A round that does not wait may end after the next one has begun.
         """
         # A visit may be undone after its round.
-        own = [e for e in self.events if e.round == self.number and not is_undoing(e)]
+        own = [e for e in self.events if e.round == self.number and e.verb != UNDO]
         began = min((e.began for e in own if isfinite(e.began)), default=nan)
         return began, max((e.time for e in own if isfinite(e.time)), default=nan)
 
@@ -83,7 +83,7 @@ class RoundEvents:
                 known = latest.get(event.lineage)
                 if known is None or known in undone or version > known:
                     latest[event.lineage] = version
-            elif is_undoing(event):
+            elif event.verb == UNDO:
                 undone |= {v for v in found if (v.lineage, v.hop) == (event.lineage, event.hop)}
             elif event.verb == "evaluate":
                 for version in undone:
@@ -143,7 +143,7 @@ class RoundEvents:
         for event in self.events:
             if event.verb == "ensemble":
                 found[event.hospital] = event.metrics
-            elif is_undoing(event):
+            elif event.verb == UNDO:
                 found.clear()
         return found
 
@@ -248,27 +248,6 @@ def _version(event: Event) -> Version:
 
 def _is_test(event: Event) -> bool:
     return event.verb == "evaluate" and event.outcome == "ok"
-
-
-def is_undoing(event: Event) -> bool:
-    """Whether hospitals have refused a copy, so that its lineage goes on from an older one."""
-    return event.outcome == "useless" and event.verb != "evaluate"
-
-
-def visits(events: Iterable[Event]) -> list[Event]:
-    """The visits among events.
-
-    The later refusal of a model that a visit made, or of a first model, is no visit.
-    """
-    found: list[Event] = []
-    done = set()
-    for event in events:
-        if event.verb.partition(".")[0] == "train":
-            place = event.round, event.hop, event.hospital, event.lineage
-            if not (is_undoing(event) and (place in done or not event.round)):
-                found.append(event)
-            done.add(place)
-    return found
 
 
 def last_leg_loss(events: Sequence[Event]) -> float:

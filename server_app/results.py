@@ -44,7 +44,7 @@ from pages.verdicts.run import texts
 from server_app import live, wording
 from server_app.data import describe
 from server_app.enrolment import expected_count, plan_of
-from server_app.measures import Round, is_undoing, participants
+from server_app.measures import Round, participants
 from server_app.report import render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
@@ -54,7 +54,7 @@ from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
-from strategies.engine.events import LOG, Event, read_events
+from strategies.engine.events import LOG, UNDO, Event, read_events
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import RunError
@@ -255,7 +255,7 @@ class Results:
 
     def _round_events(self, server_round: int) -> list[Event]:
         """The `RoundEvents.events` of a round."""
-        return [e for e in self._events if e.round == server_round or is_undoing(e)]
+        return [e for e in self._events if e.round == server_round or e.verb == UNDO]
 
     def _all_events(self) -> list[Event]:
         """All events of the run, from its file."""

@@ -20,7 +20,7 @@ from server_app.assessments import assess, figure_everywhere, headline, pool
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.measures import IN_TASK, OF_TASK, Round, RoundEvents, average, mean
-from strategies.engine.events import Event
+from strategies.engine.events import Event, visits
 from strategies.protocol.files import LARGE, expand, read_json
 from strategies.protocol.shapes import SHAPE
 
@@ -107,7 +107,7 @@ class Record:
     @cached_property
     def visits(self) -> list[Event]:
         """All visits of the run."""
-        return measures.visits(self.events)
+        return visits(self.events)
 
     @cached_property
     def models(self) -> list[str]:

@@ -14,8 +14,7 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from server_app.measures import visits
-from strategies.engine.events import Event
+from strategies.engine.events import Event, visits
 
 
 def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:

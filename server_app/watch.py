@@ -26,11 +26,12 @@ from pages.verdicts.run import texts
 from server_app import wording
 from server_app.enrolment import expected_count
 from server_app.live import mark_ended
-from server_app.measures import Round, is_undoing, participants
+from server_app.measures import Round, participants
 from server_app.results import UNDER_WAY, UnderWay
 from server_app.summary import LABELS, Summary, measure_round
+from server_app.summary import NAME as SUMMARY
 from strategies.engine.courier import Awaited
-from strategies.engine.events import LOG, Event, read_events
+from strategies.engine.events import LOG, UNDO, Event, read_events
 from strategies.protocol.console import WIDTH, duration
 from strategies.protocol.files import FileError, is_locked, read_json
 from strategies.protocol.run_config import read_config
@@ -114,7 +115,7 @@ class Followed:
         for event, end in read_events(self.path / LOG, self._read):
             self._read = end
             new.append(event)
-            for number in {event.round} | (self._open.keys() if is_undoing(event) else set()):
+            for number in {event.round} | (self._open.keys() if event.verb == UNDO else set()):
                 if number > self.finished:  # as of the look before
                     self._open.setdefault(number, []).append(event)
         self.waits = under_way.waits
@@ -207,8 +208,10 @@ def _find_run(place: Path, console: Console) -> Path:
     while True:
         if (place / LOG).exists():
             return place
-        # A new run may have ended by now; a known one may be resumed.
-        if found := [path for path in _runs(place) if path not in known or is_locked(path)]:
+        # A new run may have ended by now. A known one may be resumed: its server locks the
+        # directory, reads the checkpoint, and only then removes the summary of the failure.
+        resumed = [path for path in known if is_locked(path) and not (path / SUMMARY).exists()]
+        if found := [path for path in _runs(place) if path not in known] + resumed:
             return max(found, key=lambda path: path.stat().st_mtime)
         if not waiting:
             _say(f"No run is under way in {place}. Waiting for one.", console)

@@ -23,7 +23,7 @@ from pages.figures import number
 from server_app.measures import Round, sampled_figure, visit_ends
 from server_app.summary import LABELS
 from strategies.engine.courier import Awaited
-from strategies.engine.events import Event
+from strategies.engine.events import UNDO, Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.text import amount
@@ -53,7 +53,7 @@ VERBS = {
     "train": "train",
     "train.rewind": "train (rewind)",
     "evaluate": "test",
-    "average": "average",
+    UNDO: "make a useful model",
 }
 
 

@@ -130,7 +130,7 @@ def test_a_hospital_that_refuses_the_ring_gets_no_other_state_of_it(tmp_path, in
     _, ledger, grid = federate(tmp_path, refusing=(index, (1, leg)), **rounds)
     sent = [step_of(m) for m in grid.sent if m.metadata.dst_node_id == 100 + index]
     assert sent.count((1, leg)) == 1
-    assert [e.outcome for e in ledger.events if e.outcome != "ok"] == ["useless"]
+    assert [e.verb for e in ledger.events if e.outcome != "ok"] == ["undo", "train"]
 
 
 def test_a_hospital_that_leaves_is_missing_from_the_next_totals_bit_for_bit(tmp_path):

@@ -8,10 +8,10 @@ from pages import plots
 from pages.figures import Figure, deviation
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line
-from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends, visits
+from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends
 from server_app.report.worth import CHANCE
 from server_app.summary import Summary
-from strategies.engine.events import Event
+from strategies.engine.events import Event, visits
 
 PICTURED = 100  # most hospitals of a table with every model at every hospital
 PANELS = 12  # most hospitals with a chart of all visits

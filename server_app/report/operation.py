@@ -6,9 +6,8 @@ from statistics import median
 from typing import Any
 
 from pages import plots
-from server_app.measures import visits
 from server_app.summary import Summary
-from strategies.engine.events import Event
+from strategies.engine.events import Event, visits
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import defaults

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Metrics, Round, RoundEvents, average, visits
+from server_app.measures import METRICS, Metrics, Round, RoundEvents, average
 from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
-from strategies.engine.events import Event
+from strategies.engine.events import Event, visits
 from strategies.protocol.extras import install_command
 from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require

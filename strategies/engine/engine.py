@@ -297,7 +297,7 @@ class Engine:
         place |= {"lineage": model.lineage, "facts": facts}
         event = Event.from_delivery(delivery, visit.hospital, **place)
         if useless and not model.good:  # no other copy: its maker failed
-            event = failure(self.run, *refusal)
+            self.run.record(failure(self.run, *refusal))
         if self.run.in_virtual_time:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)

@@ -3,7 +3,7 @@
 The engine describes the events. server_app/results.py alone chooses their files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -18,6 +18,7 @@ from strategies.protocol.records import find_record
 from strategies.protocol.shapes import SHAPE, from_json
 
 FACTS = ("data", "train-images", "test-images", "own-settings")  # of a hospital's card
+UNDO = "undo"  # the verb of an undoing
 LOG = "metrics.jsonl"  # in a result directory: the events of the run, one on each line
 MOST, LONGEST = 2**34, 2**26  # bytes of such a file, and of a line
 _Facts = TypedDict(
@@ -41,7 +42,8 @@ class Event:
     `verb` is the type of the message to the hospital, or one of these:
 
     - `hand-off`: after an evaluated round, the hospital receives `lineage` for the next round.
-    - `average`: hospitals refuse an average that the server made.
+    - `undo`: hospitals refuse a copy, and its lineage goes on from an older one. `hospital` is the
+      maker of the copy, or the server for an average; `round` and `hop` are those of the copy.
     - `ensemble`: the hospital has tested all models together.
     - `standalone`: after the last round, the hospital reports figures of the model that it trained
       before the first hand-off.
@@ -128,6 +130,11 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
                 raise FileError(
                     f"{path} has, before byte {start:,}, a line that is not an event: {error}."
                 ) from error
+
+
+def visits(events: Iterable[Event]) -> list[Event]:
+    """The visits among events."""
+    return [event for event in events if event.verb.partition(".")[0] == "train"]
 
 
 def figures(content: RecordDict) -> dict[str, float]:

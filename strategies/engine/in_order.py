@@ -104,13 +104,14 @@ class Replayed(InVirtualTime):
             model = self.state.models[visit.model]
             if (visit.hospital, model.lineage) == (turn.hospital, turn.lineage):
                 delivery = self._take_letter(letter)
-                if delivery.failure is Failure.USELESS:  # it is ordered again, in the same turn
-                    self.state.replayed -= 1
-                    return delivery
-                if turn.outcome == "ok":
-                    return delivery
-                failed = replace(delivery, failure=Failure[turn.outcome.upper()])
-                return replace(failed, reason=turn.reason, content=RecordDict())
+                if turn.outcome != "ok" and delivery.failure is not Failure.USELESS:
+                    failure = Failure[turn.outcome.upper()]
+                    failed = replace(delivery, failure=failure, reason=turn.reason)
+                    delivery = replace(failed, content=RecordDict())
+                undone = model.good not in ("", letter.about.sent)
+                if delivery.failure is Failure.USELESS and undone:
+                    self.state.replayed -= 1  # the visit is ordered again, in the same turn
+                return delivery
         raise RunError(
             f"In the record of async.replay '{turn.lineage}' visits '{turn.hospital}' next, here "
             "it does not: are settings, hospitals and images the same as in that run?"
@@ -151,5 +152,4 @@ def _turns(events: Iterable[Event]) -> Iterator[Event]:
             began = True
             if event.outcome not in outcomes:
                 raise FileError(f"'{event.hospital}' has the unknown outcome '{event.outcome:.80}'")
-            if event.outcome != "useless":  # else the visit was undone
-                yield event
+            yield event

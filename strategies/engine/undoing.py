@@ -10,7 +10,7 @@ is undone if half or more of the hospitals refuse it, its maker not counted.
 from collections.abc import Collection
 from dataclasses import replace
 
-from strategies.engine.events import Event
+from strategies.engine.events import UNDO, Event
 from strategies.engine.run import Run
 from strategies.engine.topology import GLOBAL
 from strategies.protocol.may_leave import Failure
@@ -37,7 +37,7 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
 
 
 def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
-    """The failure of the hospital that made a copy, which others refuse."""
+    """The undoing of a copy: the failure of the hospital that made it, which others refuse."""
     label, maker = run.state.shelf.label(parcel), maker_of(run, parcel)
     advice = "Lower train.learning-rate."  # an average has no hospital to ask
     if maker != SERVER:
@@ -46,7 +46,7 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
             "not refused the model."
         )
     return Event(
-        "average" if maker == SERVER else "train",
+        UNDO,
         label.round,
         label.hop,
         maker,

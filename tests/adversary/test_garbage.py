@@ -200,7 +200,7 @@ def test_a_run_with_garbage_is_replayed_in_its_order(tmp_path):
 def test_garbage_in_the_last_round_is_not_what_the_run_ends_with(tmp_path):
     result = spoilt(tmp_path, "cwt", FAR, rounds=[2], model="cnn")
     failures = summary_of(result)["failures"]
-    undone = {(f["hospital"], f["outcome"]) for f in failures if f["verb"] == "train"}
+    undone = {(f["hospital"], f["outcome"]) for f in failures if f["verb"] == "undo"}
     assert undone == {("hospital-1", "useless")}
     assert max(largest(result).values()) < 1e3
 
@@ -210,7 +210,7 @@ def test_an_average_that_is_of_no_use_is_not_what_the_run_ends_with(tmp_path):
     """The server cannot tell from numbers that these statistics are absurd; hospitals can."""
     result = spoilt(tmp_path, "fedavg", FAR, rounds=[2], model="cnn")
     failures = summary_of(result)["failures"]
-    assert (SERVER, "average") in {(f["hospital"], f["verb"]) for f in failures}
+    assert (SERVER, "undo") in {(f["hospital"], f["verb"]) for f in failures}
     assert "train" not in {f["verb"] for f in failures}
     assert max(largest(result).values()) < 1e3
 
@@ -280,7 +280,7 @@ def failures(ledger):
 def test_a_refused_visit_is_undone_and_the_hospital_trains_the_copy_before():
     """Of each lineage the visit at h1 is lost, and no other."""
     state, ledger = counted(federation(3, h2=Fussy("h2", "h1"), h0=Fussy("h0", "h1")))
-    assert failures(ledger) == {("h1", "useless", "train")}
+    assert failures(ledger) == {("h1", "useless", "undo")}
     for model in state.models.values():
         assert "h1" not in state.shelf.label(model.parcel).visited[:-1]
     reasons = {e.reason for e in ledger.events if e.outcome == "useless"}
@@ -301,7 +301,7 @@ def test_an_average_that_is_refused_names_no_hospital():
             return super().train(message, order)
 
     _, ledger = counted(federation(3, h2=Refusing("h2")), strategy="fedavg")
-    assert failures(ledger) == {(SERVER, "useless", "average")}
+    assert failures(ledger) == {(SERVER, "useless", "undo")}
     reasons = {e.reason for e in ledger.events if e.outcome == "useless"}
     assert all(reason.endswith(" Lower train.learning-rate.") for reason in reasons)
     assert len([e for e in ledger.of("train") if e.round == 3 and e.outcome == "ok"]) == 3
@@ -360,7 +360,7 @@ def test_one_of_three_testers_undoes_no_model(refusing, undone):
     state, ledger = counted({100 + k: Examiner(f"h{k}", refusing) for k in range(4)})
     last = {state.shelf.label(model.parcel).visited[-1] for model in state.models.values()}
     assert ("h1" not in last) == undone
-    assert (("h1", "useless", "train") in failures(ledger)) == undone
+    assert (("h1", "useless", "undo") in failures(ledger)) == undone
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result,
 
 def test_figures_of_a_copy_that_was_undone_are_not_those_of_the_copy_before(result, call, tmp_path):
     path, _ = result
-    undone = Event("train", 3, 1, "linz", "graz", "useless", "wien refused it.")
+    undone = Event("undo", 3, 1, "linz", "graz", "useless", "wien refused it.")
     older = Event("evaluate", 3, 1, "linz", "graz", metrics={"accuracy": 0.7}, epochs=3)
     with (path / "metrics.jsonl").open("ab") as log:
         log.writelines(to_json(event, inf_nan_mode="null") + b"\n" for event in (undone, older))

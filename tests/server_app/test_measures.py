@@ -196,7 +196,7 @@ def undone_in_round(round_, visit_round=2, hop=2):
     return [
         evaluated(round_, "m", "A", 0.1, hop),
         Event("evaluate", round_, hop, "B", "m", "useless"),
-        Event("train", visit_round, hop, "C", "m", "useless"),
+        Event("undo", visit_round, hop, "C", "m", "useless"),
         evaluated(round_, "m", "A", 0.7, 1),
         evaluated(round_, "m", "B", 0.9, 1),
     ]
@@ -242,7 +242,7 @@ def test_an_ensemble_with_an_undone_model_does_not_count():
 
 
 def test_an_undone_visit_of_another_round_undoes_no_version_of_this_one(serial):
-    undone = Event("train", 1, 2, "B", "global", "useless")
+    undone = Event("undo", 1, 2, "B", "global", "useless")
     events = [undone, *(event for event in serial if event.round == 2)]
     assert measure_round(2, events, cross=True).tests == measured(serial, 2)[0].tests
 

@@ -228,7 +228,7 @@ def test_a_visit_whose_model_is_refused_later_was_not_missed():
     """Linz refuses what graz made of its own model, and wien the first model of linz."""
     events = ring(NAMES, 2)
     refused = [("graz", "linz", 1, 1), ("linz", "linz", 0, 0)]
-    late = [Event("train", r, hop, place, model, "useless") for place, model, r, hop in refused]
+    late = [Event("undo", r, hop, place, model, "useless") for place, model, r, hop in refused]
     text = text_of(fake_run([*events, *late]).page())
     assert "Failures of hospitals: 2." in text
     assert "none missed a visit." in text

@@ -377,7 +377,7 @@ def test_a_round_that_does_not_wait_takes_until_its_last_test(results, monkeypat
     ]:
         results.record(Event(verb, round_, 1, "A", "A", began=began, time=ended))
     results.round_finished(1)
-    results.record(Event("train", 1, 1, "A", "A", "useless", began=25, time=25))
+    results.record(Event("undo", 1, 1, "A", "A", "useless", began=25, time=25))
     results.record(Event("evaluate", 2, 1, "A", "A", began=16, time=30))
     results.round_finished(2)
     assert [each.seconds for each in results._rounds] == [19, 22]
@@ -393,7 +393,8 @@ def test_a_late_undoing_is_no_further_round(results, monkeypatch):
     monkeypatch.setattr(module, "NOTE_PAUSE", 0.0)
     followed = Followed.open(results.path)
     for round_ in (1, 2):
-        results.record(Event("train", 1, 1, "A", "A", "ok" if round_ == 1 else "useless"))
+        verb, outcome = ("train", "ok") if round_ == 1 else ("undo", "useless")
+        results.record(Event(verb, 1, 1, "A", "A", outcome))
         results.record(Event("evaluate", round_, 1, "A", "A", metrics={"accuracy": 0.5}))
         results.round_finished(round_)
         followed.look()

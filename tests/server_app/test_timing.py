@@ -56,7 +56,7 @@ def test_the_visits_for_an_average_have_no_order():
 def test_the_late_refusal_of_a_model_is_no_visit():
     """The round is over at 4 and A has a visit from 0 to 4, until the last visit begins at 5."""
     events = [visit("A", "a", 0, 4), visit("B", "a", 5, 6, round_=2)]
-    late = visit("A", "a", 9, 9, "useless")
+    late = replace(visit("A", "a", 9, 9, "useless"), verb="undo")
     assert measure([*events, late], [1, 2]) == measure(events, [1, 2])
 
 

@@ -112,7 +112,7 @@ def test_of_an_undone_model_a_tracker_has_the_figures_of_the_summary(memory, tmp
     for event in [
         evaluated(1, "A", "A", 0.1, hop=2),
         evaluated(1, "A", "B", 0.1, hop=2),
-        Event("train", 0, 2, "B", "A", "useless"),
+        Event("undo", 0, 2, "B", "A", "useless"),
         evaluated(1, "A", "A", 0.7, hop=1),
     ]:
         results.record(event)

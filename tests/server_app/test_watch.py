@@ -135,9 +135,11 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
 
 
 def test_a_run_that_is_resumed_in_the_folder_is_followed(begin, tmp_path, monkeypatch):
+    """While its server reads the checkpoint, the summary of the failure is still there."""
     at_work: list[bool] = []
     monkeypatch.setattr(watch, "is_locked", lambda path: bool(at_work))
     results, output = begin(), io.StringIO()
+    end(results, RuntimeError("the power went"))
     console = Console(file=output, highlight=False)
     found: list[Path] = []
     place = tmp_path / "runs"
@@ -145,7 +147,10 @@ def test_a_run_that_is_resumed_in_the_folder_is_followed(begin, tmp_path, monkey
     finder.start()
     wait_until(lambda: "Waiting for one." in output.getvalue())
     at_work.append(True)
-    finder.join(10)
+    finder.join(0.1)
+    assert finder.is_alive()
+    (results.path / "summary.json").unlink()
+    finder.join(60)
     assert found == [results.path]
 
 

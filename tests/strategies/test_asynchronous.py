@@ -25,6 +25,7 @@ from strategies.engine.strategy import HandsOn, RunError
 from strategies.protocol.parcel import Manifest, check_parcel
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of
+from tests.adversary.test_garbage import Fussy
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
@@ -541,6 +542,23 @@ def test_a_recorded_order_is_replayed_with_its_failures(tmp_path):
     assert {outcome for *_, outcome in in_order(path)} == {"ok", "crashed"}
     again = settings(num_server_rounds=10, async__replay=str(path))
     replayed, same = recorded(tmp_path / "b", again, FakeGrid(federation(4)))
+    assert in_order(replayed) == in_order(path)
+    assert same == way
+
+
+@pytest.mark.parametrize("refused", [["h1"], ["h0", "h1", "h2", "h3"]])
+def test_a_replay_has_the_models_of_a_run_with_refused_models(refused, tmp_path):
+    """A hospital that refuses all models refuses the copy before, too: its visit ends there."""
+
+    def hospitals():
+        return FakeGrid(federation(4, h2=Fussy("h2", *refused)))
+
+    path, way = recorded(tmp_path / "a", settings(num_server_rounds=8), hospitals())
+    assert (("h2", "useless") in {(each[0], each[-1]) for each in in_order(path)}) == (
+        len(refused) == 4
+    )
+    again = settings(num_server_rounds=8, async__replay=str(path))
+    replayed, same = recorded(tmp_path / "b", again, hospitals())
     assert in_order(replayed) == in_order(path)
     assert same == way
 
