@@ -4,9 +4,9 @@ Shapes: `n` images, `K` classes, `G` patients, `A` shares, `B` resamples, `T` th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import floor, inf, log2
+from math import floor, inf, log2, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -225,9 +225,20 @@ class Sureness:
         return self._estimate(name, value, drawn, self.worth[name])
 
     def estimate_calibration_error(self, value: float) -> Estimate:
-        """The estimate of the expected calibration error around a value."""
-        drawn = self.bootstrap.calibration_error if self.bootstrap else None
-        return self._estimate("accuracy", value, drawn, self.worth["accuracy"])
+        """The estimate of the expected calibration error around a value.
+
+        A sum of absolute values is above 0 for a calibrated model, too. The lower end is lower by
+        the expected error of such a model; without a bootstrap by the largest expected one.
+        """
+        worth, outcome = self.worth["accuracy"], self.outcome
+        drawn, variances = None, np.full(BINS, worth / BINS / 4)
+        if self.bootstrap:
+            drawn, sure = self.bootstrap.calibration_error, outcome.confidence
+            variances = np.bincount(outcome.bins, sure * (1 - sure), BINS)
+            variances *= worth / len(outcome.labels)
+        estimate = self._estimate("accuracy", value, drawn, worth)
+        excess = sqrt(2 / pi) * float(np.sqrt(variances).sum()) / worth
+        return replace(estimate, low=max(0.0, estimate.low - excess))
 
     def estimate_auroc(self, value: float) -> Estimate:
         """The estimate of the mean AUROC over the classes in the test images, around a value."""

@@ -77,13 +77,33 @@ def test_intervals_are_those_of_a_bootstrap_by_hand():
     sureness = Sureness(outcome, Bootstrap.draw(outcome, np.random.default_rng(1)))
     found, exact = estimates(sureness)
     for name, (low, high, error) in by_hand(outcome, np.random.default_rng(2)).items():
-        if name != "calibration-error":  # a resample's is larger than that of the images
-            assert found[name].low == pytest.approx(low, abs=0.4 * error), name
-            assert found[name].high == pytest.approx(high, abs=0.4 * error), name
+        if name == "calibration-error":  # a resample's is larger than that of the images
+            continue
+        assert found[name].low == pytest.approx(low, abs=0.4 * error), name
+        assert found[name].high == pytest.approx(high, abs=0.4 * error), name
         half = (found[name].high - found[name].low) / 2
         assert half == pytest.approx(1.96 * error, rel=0.15), name
     for name in ("accuracy", "balanced-accuracy", "auroc"):
         assert found[name].value == pytest.approx(exact[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("patients", "each"), [(60, 1), (300, 1), (60, 5)])
+def test_the_interval_of_the_calibration_error_has_0_for_a_calibrated_model(patients, each, exact):
+    """The value itself is far from 0. The images of a patient have the same answer."""
+    held = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        sure = rng.uniform(0.5, 1, patients)
+        right = np.repeat(rng.random(patients) < sure, each)
+        scores = np.repeat(np.stack([sure, 1 - sure], axis=1), each, axis=0)
+        patient = np.repeat(np.arange(patients), each)
+        outcome = Outcome(scores, (~right).astype(int), patient, np.full(2, np.nan))
+        bootstrap = Bootstrap.draw(outcome, rng) if exact else None
+        value = outcome.calibration_error
+        held += Sureness(outcome, bootstrap).estimate_calibration_error(value).low == 0
+    assert held >= 34
 
 
 def test_without_the_bootstrap_an_interval_is_never_narrower_for_long():
