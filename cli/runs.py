@@ -162,7 +162,9 @@ def reproduce(
     hospitals: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_HOSPITALS, help="The number of hospitals, instead of the table's."
+            min=1,
+            max=MOST_HOSPITALS,
+            help="The number of hospitals, for rows without a number of their own.",
         ),
     ] = None,
     vary: Annotated[

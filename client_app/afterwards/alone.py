@@ -21,8 +21,10 @@ from client_app.hospital import Hospital
 from client_app.run import check_joined, run_folder
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
+from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import ModelManifest
+from learning.judgement import WORSE, relative_loss, sample, visit_flaw
 from learning.learners.plain import Learner, Received
 from learning.training import train
 from strategies.protocol.code import code_hash
@@ -53,22 +55,17 @@ def settings_of(past: PastRun) -> Settings:
     return Settings.parse(config)
 
 
-def train_alone(
-    past: PastRun, settings: Settings, data_dir: Path, policy: Policy | None
-) -> dict[str, float]:
+def train_alone(past: PastRun, settings: Settings, data_dir: Path, policy: Policy | None) -> None:
     """Train a model on the hospital's images alone, keep it, and mix it with the run's models.
 
     With the settings of the hospital in the run, the strategy `standalone` gives the same model,
     unless the run has another learner or `train.dp`, which this model does without.
 
-    Returns:
-        Place of each model at home -> its weight in the mixture.
-
     Raises:
         SettingsError: No model of the run is at home, a setting is not that of the run, images
             arrived in tasks, or the run trained nothing.
         DataError: The images cannot be used, or are not those of the run.
-        ModelError: A model cannot be built or loaded.
+        ModelError: A model cannot be built or loaded, or the training has diverged.
         PolicyError: The store would be too large.
     """
     past.require_models()
@@ -90,6 +87,12 @@ def train_alone(
     prepare_cpu(settings.cpu_threads)
     fewest = policy.images.min_batch if policy else 2
     network, manifest = _train(hospital, fewest), _manifest(past, hospital)
+    loss = relative_loss(network, sample(hospital.data.train))
+    if flaw := visit_flaw(1.0, loss, WORSE):
+        raise ModelError(
+            f"Training alone diverged, and nothing was kept: {flaw}. Lower train.learning-rate (it "
+            f"is {settings.train.learning_rate:g}) with --run-config."
+        )
     own_folder(past.alone_file.parent)
     keep_model(replace(hospital, policy=policy), past.alone_file, network, manifest)
     # Models at home take images, also where the run trained heads on features.
@@ -98,7 +101,7 @@ def train_alone(
     for path in (*past.files.values(), past.alone_file):
         model, place = load_file(path)[0].to(hospital.device), place_of(path, past.home)
         scores[place] = probabilities(model, test.images, math.inf)
-    return write_mixture(past.home, scores, test.labels)
+    write_mixture(past.home, scores, test.labels)
 
 
 def _train(hospital: Hospital, fewest: int) -> nn.Module:

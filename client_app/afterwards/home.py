@@ -108,8 +108,8 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
             (folder / MIXTURE).unlink(missing_ok=True)
 
 
-def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:
-    """Fit the weights of the mixture to the hospital's test images; write and return them.
+def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> None:
+    """Fit the weights of the mixture to the hospital's test images, and write them.
 
     `scores` has the probabilities [N, K] of each model, by its place in the run's folder; the
     images' labels are int64 [N].
@@ -120,7 +120,6 @@ def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) ->
     stacked = torch.stack([each.cpu() for each in scores.values()])  # [M, N, K] of M models
     weights = dict(zip(scores, mixture_weights(stacked, labels.cpu()).tolist(), strict=True))
     write_whole(folder / MIXTURE, json.dumps(weights), private=True)
-    return weights
 
 
 def keep_ensemble(request: Inquiry, figures: Mapping[str, float]) -> None:

@@ -125,7 +125,7 @@ def write_predictions(
 
     Raises:
         SettingsError: The models' settings are unknown here.
-        DataError: `output` is one of the images, or their manifest.
+        DataError: `output` is one of the images, or their manifest; or no image can be used.
         OSError: The table cannot be written.
     """
     entries, unusable, done = listing.entries, list(listing.unusable), 0
@@ -161,6 +161,8 @@ def write_predictions(
                         writer.writerow(map(inert, line))
                 unusable += others
                 pace(done + len(unusable), len(entries) + len(listing.unusable))
+        if not done:
+            raise DataError(f"No image can be used. The first one: {unusable[0]}.")
     return done, unusable
 
 

@@ -38,7 +38,7 @@ def list_images(path: Path) -> Listing:
         DataError: There is no such file or folder, or it holds no image.
     """
     path = path.absolute()
-    if path.suffix.lower() == ".csv" or manifests_in(path):
+    if path.suffix.lower() in (".csv", ".tsv", ".txt") or manifests_in(path):
         return list_manifest(str(path), needed=["image"])
     if path.is_file():
         return Listing(path.parent, [Entry(path.name, path, label="")])

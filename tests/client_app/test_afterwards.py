@@ -550,6 +550,20 @@ def test_damaged_files_are_named_and_skipped(run, call, tmp_path):
     assert [row[0] for row in table(output)[1:]] == ["'=cmd|calc.png", "deep/b.png"]
 
 
+def test_a_table_stays_if_no_image_can_be_used(run, call, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_text("no image")
+    output = tmp_path / "out.csv"
+    output.write_text("older\n")
+    status, printed = call(
+        *("predict", "--model", "graz", *run.hospital("linz")),
+        *("--data", tmp_path / "data", "--output", output),
+    )
+    assert status == 2
+    assert "No image can be used. The first one: a.png: is not an image file" in printed.err
+    assert output.read_text() == "older\n"
+
+
 def test_an_image_without_finite_probabilities_has_no_class(run, call, tmp_path, monkeypatch):
     for k in range(2):
         draw(tmp_path / "data" / f"{k}.png", "upper", k)
@@ -571,7 +585,9 @@ def test_a_manifest_needs_no_labels(run, call, tmp_path):
     for k, label in enumerate(("upper", "lower")):
         draw(tmp_path / "data" / "images" / f"{k}.png", label, k)
     (tmp_path / "data" / "manifest.csv").write_text("image,age\n1.png,60\n7.png,50\n")
-    for data in (tmp_path / "data", tmp_path / "data" / "manifest.csv"):
+    for name in ("list.TSV", "list.txt"):
+        (tmp_path / "data" / name).write_text("image\tage\n1.png\t60\n7.png\t50\n")
+    for data in (tmp_path / "data" / name for name in ("", "manifest.csv", "list.TSV", "list.txt")):
         status, printed = call(
             *("predict", "--model", "graz", *run.hospital("linz")),
             *("--data", data, "--output", tmp_path / "out.csv"),

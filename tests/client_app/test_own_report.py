@@ -3,6 +3,7 @@
 import hashlib
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.datasets import open_data
+from client_app.hospital import Hospital
 from client_app.release.buffer.job import Release
 from client_app.store import Store
 from deploy.own_file import write_own
@@ -248,6 +250,26 @@ def test_no_model_is_trained_alone_on_other_terms(place, run, spoilt, more, word
     assert status == 2
     assert re.search(words, printed)
     assert not [*place.rglob("alone/*.safetensors")]
+
+
+def test_a_model_that_diverged_alone_replaces_no_other(place, run, monkeypatch):
+    home = next((place / "store" / "graz" / "models").iterdir())
+    mixture = (home / "mixture.json").read_bytes()
+    first_model = Hospital.first_model
+
+    def spoilt(self):
+        network = first_model(self)
+        for weight in network.parameters():
+            weight.data.fill_(math.nan)
+        return network
+
+    monkeypatch.setattr(Hospital, "first_model", spoilt)
+    status, printed = run(place, "alone", *own(place))
+    assert status == 2
+    assert "Training alone diverged, and nothing was kept: outputs are not finite" in printed
+    assert "Lower train.learning-rate (it is 0.001) with --run-config." in printed
+    assert not (home / "alone").exists()
+    assert (home / "mixture.json").read_bytes() == mixture
 
 
 @pytest.mark.parametrize(
