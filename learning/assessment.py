@@ -234,8 +234,7 @@ class Sureness:
         drawn, variances = None, np.full(BINS, worth / BINS / 4)
         if self.bootstrap:
             drawn, sure = self.bootstrap.calibration_error, outcome.confidence
-            variances = np.bincount(outcome.bins, sure * (1 - sure), BINS)
-            variances *= worth / len(outcome.labels)
+            variances = np.bincount(outcome.bins, sure * (1 - sure) * worth / len(sure), BINS)
         estimate = self._estimate("accuracy", value, drawn, worth)
         excess = sqrt(2 / pi) * float(np.sqrt(variances).sum()) / worth
         return replace(estimate, low=max(0.0, estimate.low - excess))
