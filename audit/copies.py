@@ -98,6 +98,8 @@ class Auditor:
             each[chosen[:size].to(each.device)]
             for each, chosen in zip((training, every), rows, strict=True)
         ]
+        # Other features are alike if only the mean of training features is taken off.
+        self.aligned = FeatureSearch(torch.cat(self.equal)) if features else self.search
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Which of images [N, C, H, W] uint8, labels [N] int64, may not be in a buffer: [N]."""
@@ -117,7 +119,7 @@ class Auditor:
             return Report(refusal="They do not have the form of a buffer.", reasons=faults)
         ranks = self.ranks(self._search_once(images).residuals, labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
-        near, far = (self.search.align(images, each) for each in self.equal)
+        near, far = (self.aligned.align(images, each) for each in self.equal)
         share, p = nearness_test(near, far, len(self.equal[0]))
         reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:

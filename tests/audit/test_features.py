@@ -7,7 +7,7 @@ from torch.nn.functional import normalize
 
 from audit.buffer import attack_buffer
 from audit.class_means import class_means_trial, scores
-from audit.copies import Auditor
+from audit.copies import LEVEL, Auditor
 from gan import noised_features
 from gan.class_gaussians import ClassGaussians
 from learning.samples import Samples
@@ -81,6 +81,33 @@ def test_a_patient_with_many_images_counts_once_in_the_test_of_nearness():
         made = patients_of(128, 1, 2000 + seed)
         low += judge.check(made, labels[:128]).figures["release-nearer-p"] < 0.05
     assert low <= 9
+
+
+@pytest.mark.slow
+def test_few_patients_with_many_features_are_not_nearer_to_either_half():
+    """Of honest buffers the mean p is 0.5, with a standard deviation of 0.29 / √15 = 0.075.
+
+    It was 0.98 when the mean of the training features alone was subtracted. Then half of the
+    buffers passed whose features contain a fifth of a training one.
+    """
+    middle = normalize(torch.randn(256, 1, 1, generator=torch.Generator().manual_seed(99)), dim=0)
+    labels, honest, copied = torch.zeros(256, dtype=torch.int64), [], []
+    for seed in range(15):
+        rng = torch.Generator().manual_seed(seed)
+        drawn = normalize(middle + 0.5 / 16 * torch.randn(356, 256, 1, 1, generator=rng))
+        training, held_out, made = drawn.split([80, 20, 256])
+        judge = Auditor(
+            *(training, held_out, labels[:20]),
+            wanted=labels,
+            classes=("a",),
+            quantile=0.01,
+            patients=(np.arange(80), np.arange(20)),
+        )
+        honest.append(judge.check(made, labels).figures["release-nearer-p"])
+        copies = normalize(made + 0.2 * training.repeat(4, 1, 1, 1)[:256])
+        copied.append(judge.check(copies, labels).figures["release-nearer-p"])
+    assert 0.3 < np.mean(honest) < 0.7
+    assert np.mean(np.array(copied) < LEVEL) > 0.9
 
 
 def test_images_are_no_features(judge):

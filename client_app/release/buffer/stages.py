@@ -18,7 +18,7 @@ from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 
 SHOWN = 200  # training images with their nearest synthetic image
-CHECKED = 5  # version of the check: increase it with each change, so that buffers are made again
+CHECKED = 6  # version of the check: increase it with each change, so that buffers are made again
 
 
 def make(job: Job) -> Release:
