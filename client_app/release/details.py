@@ -30,7 +30,8 @@ An interval also reveals something of patients. So a deployment does not use the
 the interval of the released figures, widened by their noise, for the case that all images of a
 patient are right or all are wrong. This interval depends only on the number of images of each
 patient; no model changes it. The effective number of patients is rounded down to a power of √2, the
-correlation of two classes to quarters, and numbers of images are rounded as in disclosure.py.
+correlation of two classes to quarters, and numbers of images are rounded as in disclosure.py. The
+stated noise is that of the least numbers of images that are rounded to the released ones.
 """
 
 from dataclasses import dataclass, field
@@ -193,18 +194,21 @@ class Details:
         error = tell("error", np.array([outcome.calibration_error]), 2 / sizes.sum(), 1.0)
         images, hits = tell("bins", np.stack(in_bins), 2, sizes.sum())
         # From here on, sizes are the released ones: released noise would reveal exact sizes.
-        strata = self.disclosure.strata
-        sizes = np.array([self.disclosure.number(strata[labels == k]) for k in range(count)])
+        strata = [self.disclosure.strata[labels == k] for k in range(count)]
+        sizes = np.array([*map(self.disclosure.number, strata)])
         others, width = sizes.sum() - sizes, self._width
+        # The noise is at most that of the least sizes that are released so.
+        least = np.array([*map(self.disclosure.least, strata)])
+        whole = least.sum()
         tables = _Tables()
-        tables.add(CALIBRATION, min(max(error[0], 0.0), 1.0), 2 * width / sizes.sum())
+        tables.add(CALIBRATION, min(max(error[0], 0.0), 1.0), 2 * width / whole)
         cells = np.zeros((count, count))
         for k in map(int, self._classes):
             cells[k] = share_out(answers[k] * sizes[k], sizes[k], first=k)
         for k in map(int, self._classes):
             name, is_k = f"{RECALL}{k}", np.arange(count) == k
             tables.counts[f"images-of-class-{k}"] = sizes[k]
-            tables.add(name, cells[k, k] / sizes[k], sqrt(2) * width / sizes[k])
+            tables.add(name, cells[k, k] / sizes[k], sqrt(2) * width / least[k])
             tables.means[name] = answers[k, k]
             if name in tables.shares and count <= MOST_CLASSES:
                 counted = enumerate(cells[k].tolist())
@@ -213,19 +217,20 @@ class Details:
                 share = found[k]
                 if width:
                     share = share_at_point(share, cells[k, k] / sizes[k], point, count)
-                tables.add(f"{SENSITIVITY}{k}", share, width / sizes[k])
+                tables.add(f"{SENSITIVITY}{k}", share, width / least[k])
                 if others[k]:
                     share = taken[k]
                     if width:
                         share = share_at_point(
                             share, cells[~is_k, k].sum() / others[k], point, count
                         )
-                    noise = sqrt(count - 1) * width / others[k]
+                    noise = sqrt(count - 1) * width / (whole - least[k])
                     tables.add(f"{SPECIFICITY}{k}", 1 - share, noise)
         images = share_out(images * sizes.sum(), sizes.sum())
         hits = share_out(hits * sizes.sum(), np.trace(cells), images)
         for b in np.flatnonzero(images):
-            if tables.add(f"{IN_BIN}{b}", hits[b] / images[b], 2 * width / images[b]):
+            noise = 2 * width / images[b] * sizes.sum() / whole
+            if tables.add(f"{IN_BIN}{b}", hits[b] / images[b], noise):
                 tables.counts[f"images-in-bin-{b}"] = images[b]
                 if not width:
                     sure = outcome.confidence[outcome.bins == b].mean()

@@ -157,6 +157,15 @@ class Disclosure(ABC):
             return self.round_count(len(strata))
         return sum(map(self.round_count, np.unique(strata, return_counts=True)[1].tolist()), 0.0)
 
+    def least(self, strata: Indices) -> float:
+        """The least number of images of a class in figures that has the same rounded number.
+
+        Each stratum [n] has at least one group, and is rounded up by at most half a group.
+        """
+        sizes = np.unique(strata, return_counts=True)[1].tolist()
+        half = self.smallest / 2
+        return sum((max(self.smallest, self.round_count(size) - half) for size in sizes), 0.0)
+
     def admit(self, model: str, label: Manifest | None = None) -> None:
         """Refuse to test a model, or count it.
 
