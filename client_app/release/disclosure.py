@@ -456,8 +456,9 @@ class Noised(Disclosure):
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
         """Prototypes of the training images (strategies/protocol/prototypes.py), with noise.
 
-        The spread is measured between pairs of patients of a class, so it needs no exact mean. Each
-        patient is in one pair.
+        The spread is measured between neighbours in a ring of all patients of a class, so it needs
+        no exact mean. Without one patient two pairs go and one comes; with another one two change.
+        A pair counts 1 at most, so a patient changes the mean of n pairs by at most 2 / n.
 
         Returns:
             Means [K, d], numbers of images [K] and the radius; empty if all classes are too small.
@@ -487,13 +488,12 @@ class Noised(Disclosure):
                 mean = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
                 means[label] = bound * mean
                 counts[label] = self.round_count((labels == label).sum())
-                one, other = own[: len(own) // 2 * 2].unflatten(0, (-1, 2)).unbind(dim=1)
-                apart.append((one - other).square().sum(dim=1).clamp(max=2) / 2)
+                apart.append((own - own.roll(1, 0)).square().sum(dim=1).clamp(max=2) / 2)
         if not apart:
             log_once("No prototype leaves: too few patients for figures.max-models models.")
             return {}
         shares = torch.cat(apart)
-        step = step_of(shared**2 / len(shares), most)
+        step = step_of(2 * shared**2 / len(shares), most)
         spread = self.noise.share("radius", model, shares.mean().item(), step)
         radius = torch.tensor(bound * math.sqrt(spread / features.shape[1]))
         return {"means": means, "counts": counts, "radius": radius}

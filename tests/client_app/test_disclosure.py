@@ -13,7 +13,7 @@ from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
 from client_app.datasets.pool import LocalSamples, large_class_rows, least_patients
 from client_app.release.disclosure import WORST, Exact, Noised, open_disclosure
-from client_app.release.noise import COARSEST, Noise, effects, step_of
+from client_app.release.noise import COARSEST, SEPARATION, Noise, effects, step_of
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.models import Architecture
@@ -352,3 +352,36 @@ def test_one_patient_of_many_images_moves_a_mean_once_and_not_far(bright, tmp_pa
     mean, spread = torch.stack(told).mean() / longest, torch.stack(told).std() / longest
     assert mean == pytest.approx(1 / 20 / 2, abs=0.01)
     assert spread == pytest.approx(step, rel=0.15)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_no_patient_moves_the_radius_of_prototypes_far(tmp_path, monkeypatch, classes):
+    """Neighbours are alike in pairs; without one patient the next pairs were all unlike.
+
+    With two classes each patient has an image of each.
+    """
+    told: dict[str, tuple[float, float]] = {}
+
+    def share(noise, name, model, value, step):
+        told[name] = value, step
+        return value
+
+    monkeypatch.setattr(Noise, "share", share)
+    network: Any = Architecture("rotation-mlp", 1, 2, 2, classes, (4,)).build()
+    monkeypatch.setattr(network, "features", lambda pixels: pixels.flatten(1).double())
+    patients, most = 100, 1000
+    pixels = torch.zeros(patients, 1, 2, 2, dtype=torch.uint8)
+    pixels[0::4, 0, 0, 0] = pixels[1::4, 0, 0, 0] = 255
+    pixels[2::4, 0, 1, 1] = pixels[3::4, 0, 1, 1] = 255
+
+    def release(kept):
+        labels = [k for k in range(classes) for _ in kept]
+        figures = of(tmp_path, labels, kept * classes, classes=classes)
+        figures.data.train.pixels[:] = pixels[kept].repeat(classes, 1, 1, 1)
+        assert figures.prototypes("m", network)
+        return told["radius"]
+
+    whole, step = release([*range(patients)])
+    for gone in range(0, patients, 3):
+        rest, _ = release([k for k in range(patients) if k != gone])
+        assert abs(whole - rest) * math.sqrt(most) / SEPARATION <= step, gone
