@@ -30,26 +30,37 @@ class Success:
     others: int  # the number of others that were scored
     # AUC of members against others; interval by Hanley and McNeil (Radiology 143, 1982)
     auc: Estimate
-    accuracy: Estimate  # the mean of the shares of members and of others with the right answer
     # Share of members above a threshold that at most 1 % of others exceed, with the interval of
     # Clopper and Pearson (Biometrika 26, 1934)
     tpr: Estimate
     fpr: Estimate  # share of others above this threshold, with the same kind of interval
 
 
-def success(members: Scores, others: Scores, threshold: float) -> Success:
-    """The success of an attack, from scores [M] of members and [O] of others, M, O > 0.
+@dataclass(frozen=True)
+class Decided(Success):
+    """The success of an attack that decides on each image by itself."""
 
-    For the accuracy, a score at or above `threshold`, which comes from other data, means a member.
+    accuracy: Estimate  # see `accuracy`
+
+
+def accuracy(members: Scores, others: Scores, threshold: float) -> Estimate:
+    """The mean of the shares of members [M] and of others [O] with the right answer.
+
+    A score at or above `threshold` means a member. The interval is one for other data than those
+    that the threshold comes from.
     """
     found = clopper_pearson(int((members >= threshold).sum()), len(members))
     spared = clopper_pearson(int((others < threshold).sum()), len(others))
+    return combine((0.5, 0.5), (found, spared), None)
+
+
+def success(members: Scores, others: Scores) -> Success:
+    """The success of an attack, from scores [M] of members and [O] of others, M, O > 0."""
     passing = strictest(others)
     return Success(
         len(members),
         len(others),
         auc(members, others),
-        combine((0.5, 0.5), (found, spared), None),
         clopper_pearson(int((members > passing).sum()), len(members)),
         clopper_pearson(int((others > passing).sum()), len(others)),
     )
@@ -117,7 +128,7 @@ def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
 
     Scores are of members [M], M > 1, and of others [O], O > 0.
     """
-    worth = success(members, others, threshold=float(np.median(members)))
+    worth = success(members, others)
     controls = control(members, min(len(others), len(members) // 2), draws)
     excesses = [
         combine((1.0, -1.0), pair, None)

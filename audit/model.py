@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from audit.membership import Scores, Success, contrast, success
+from audit.membership import Decided, Scores, accuracy, contrast, success
 from audit.report import Report
 
 LEAST = torch.finfo(torch.float32).tiny  # a probability that is rounded to 0
@@ -81,7 +81,7 @@ def audit_model(members: Predictions, others: Predictions, limit: float, epochs:
     return Report(leaks=found.leaks(), evidence=evidence)
 
 
-def network_attack(members: Predictions, others: Predictions, seed: int, epochs: int) -> Success:
+def network_attack(members: Predictions, others: Predictions, seed: int, epochs: int) -> Decided:
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
     It needs `FEWEST` members and others. The number of scored members is at most that of scored
@@ -95,7 +95,8 @@ def network_attack(members: Predictions, others: Predictions, seed: int, epochs:
         with torch.no_grad():
             logits = network(score[0])[:, 0].double().cpu().numpy()
     truth = score[1].cpu().numpy() == 1
-    return success(logits[truth], logits[~truth], threshold=0.0)
+    scores = logits[truth], logits[~truth]
+    return Decided(**vars(success(*scores)), accuracy=accuracy(*scores, threshold=0.0))
 
 
 def _split(whole: Predictions, others: int) -> tuple[Predictions, Predictions, Predictions]:

@@ -20,7 +20,7 @@ from statistics import mean
 import torch
 from torch import nn
 
-from audit.membership import success
+from audit.membership import accuracy
 from audit.model import Predictions, network_attack
 from benchmarks.markdown import commit, machine, print_head, print_row
 from benchmarks.reproduce import cell, mean_and_std, newest_runs
@@ -64,8 +64,8 @@ def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]
                 for seed in range(networks)
             )
             own = members.scores()
-            by_loss = success(own, others.scores(), threshold=float(own.mean()))
-            yield by_network, by_loss.accuracy.value
+            by_loss = accuracy(own, others.scores(), threshold=float(own.mean()))
+            yield by_network, by_loss.value
 
 
 def settings_of(run: Path) -> Settings:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from audit.membership import auc, clopper_pearson, contrast, strictest, success
+from audit.membership import accuracy, auc, clopper_pearson, contrast, strictest, success
 
 
 @pytest.mark.parametrize(("hits", "number"), [(0, 12), (3, 40), (12, 12)])
@@ -16,9 +16,10 @@ def test_the_interval_of_a_share_has_the_quantiles_of_beta_distributions(hits, n
 
 def test_figures_by_hand():
     """Members 1, 2, 3 against others 0, 1: of 6 pairs 5 are won and one (1, 1) is half won."""
-    worth = success(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0]), threshold=1.0)
+    scores = np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0])
+    worth = success(*scores)
     assert worth.auc.value == pytest.approx(5.5 / 6)
-    assert worth.accuracy.value == pytest.approx((1 + 0.5) / 2)
+    assert accuracy(*scores, threshold=1.0).value == pytest.approx((1 + 0.5) / 2)
     assert worth.tpr.value == pytest.approx(2 / 3)
     assert worth.fpr.value == 0
 

@@ -50,6 +50,8 @@ def test_a_report_has_both_attacks_and_whether_they_could_tell():
     report = audit_model(members, others, limit=0.5, epochs=3)
     assert report.passed  # the policy decides
     told = report.evidence
+    assert "accuracy" in told["by-network"]
+    assert "accuracy" not in told["by-loss"]["attack"]  # no threshold comes from other data
     assert told["by-network"]["members"] == told["by-network"]["others"] == 18
     assert told["leak"]["low"] == max(each.low for each in report.leaks)
     assert told["able"]

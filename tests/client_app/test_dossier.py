@@ -330,7 +330,7 @@ def interval(value: float, width: float = 0.1) -> dict[str, float]:
 
 def written(**changes: Any) -> dict[str, Any]:
     """A dossier as a real release has it."""
-    worth = {name: interval(0.5) for name in ("auc", "accuracy", "tpr", "fpr")}
+    worth = {name: interval(0.5) for name in ("auc", "tpr", "fpr")}
     contrast: dict[str, Any] = {"attack": {"members": 360, "others": 90, **worth}}
     contrast |= {
         f"{kind}_{name}": interval(0.5) for kind in ("control", "excess") for name in worth
