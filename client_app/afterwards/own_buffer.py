@@ -37,7 +37,8 @@ SEARCHED = 2000  # synthetic images with a search for the nearest training image
 class Pair:
     """A synthetic image of class `label` and its nearest training image, both uint8 [C, H, W].
 
-    The best fit of the real image leaves a share of the synthetic image unexplained: 0 for a copy.
+    The best comparison of the search leaves a share of the synthetic image unexplained: 0 for a
+    copy, and for a mixture of training images.
     """
 
     label: str

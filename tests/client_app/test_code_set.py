@@ -47,14 +47,8 @@ def hospital(tmp_path):
     """One of 20 hospitals, with 72 digits to train on."""
 
     def opened(sampler, index=0, **overrides):
-        config = run_config(
-            partition="iid",
-            gan__iterations=2,
-            gan__sampler=sampler,
-            gan__k=2,
-            release__min_class_images=2,
-            **overrides,
-        )
+        own = {"gan__k": 2, "release__min_class_images": 2, **overrides}
+        config = run_config(partition="iid", gan__iterations=2, gan__sampler=sampler, **own)
         return open_hospital(context(index, 20, config, **{"store-dir": str(tmp_path / "store")}))
 
     return opened
@@ -62,6 +56,11 @@ def hospital(tmp_path):
 
 def soon():
     return time.monotonic() + 300
+
+
+def test_an_average_of_more_images_than_are_projected_is_refused(hospital):
+    with pytest.raises(SettingsError, match=r"'gan.k' is 5; it must be at most 4, the images"):
+        make_buffer(hospital("k-salsa", gan__k=5), 20, soon())
 
 
 @pytest.mark.slow

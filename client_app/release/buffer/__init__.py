@@ -61,7 +61,8 @@ def make_buffer(
 
     Raises:
         PresetError: There is no such preset, or it does not fit the images.
-        SettingsError: `gan.lpips-weights` or `gan.inception-weights` cannot be used.
+        SettingsError: `gan.lpips-weights` or `gan.inception-weights` cannot be used, or `gan.k` is
+            too large.
         ReleaseError: The images may not leave; the text gives the reason.
         DivergedError: The training of the GAN diverged.
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
@@ -70,6 +71,12 @@ def make_buffer(
     trains_gan = gan.method == "stylegan2-ada"
     if trains_gan:
         preset = choose_preset(gan.preset, gan.iterations, max(data.train.shape[1:]))
+        most = EFFORTS[gan.preset].images
+        if gan.sampler.startswith("k-salsa") and gan.k > most:
+            raise SettingsError(
+                f"The setting 'gan.k' is {gan.k}; it must be at most {most}, the images of a class "
+                f"that are projected with gan.preset = '{gan.preset}'."
+            )
     else:
         preset = PRESETS["tiny"]  # for its perceptual distance, which needs no file of weights
     distance = _distance(hospital, preset)
@@ -114,7 +121,11 @@ def make_buffer(
                 kept = make(job).arrays()
                 hospital.store.save(name, kept)
     except FloatingPointError as error:
-        raise DivergedError(f"The training of the GAN diverged: {error}") from error
+        logging.getLogger("flwr").error("%s", error)  # its figures stay here
+        raise DivergedError(
+            "The training of the GAN diverged. Choose another gan.preset, or lower "
+            "gan.privacy-weight."
+        ) from error
     except TimeoutError as error:
         raise DeadlineError(
             "Preparing synthetic images took longer than allowed (prepare-timeout). It continues "

@@ -134,9 +134,12 @@ def _refuse_unprotected(job: Job, trained: Trained) -> None:
     """Refuse a generator from before the privacy term, or log a warning if settings allow it."""
     last = trained.progress[-1]
     why = (
-        f"The privacy loss had no part in its GAN: at the first check, after {last.iteration} "
-        "iterations, the images were already too far from the real ones (a distance of "
-        f"{last.frechet:.3g}, more than {ENOUGH} times the best earlier one)."
+        "The privacy loss had no part in its GAN: at the first check the images were already too "
+        "far from the real ones."
+    )
+    logging.getLogger("flwr").warning(
+        f"{job.hospital.name}: {why} After {last.iteration} iterations the distance was "
+        f"{last.frechet:.3g}, more than {ENOUGH} times the best earlier one."
     )
     if not job.hospital.settings.release.without_privacy:
         raise job.refusal(
@@ -144,7 +147,6 @@ def _refuse_unprotected(job: Job, trained: Trained) -> None:
             "Lower gan.privacy-weight (phase 1 is not trained again), or allow it with "
             "release.without-privacy (and the policy).",
         )
-    logging.getLogger("flwr").warning("%s: %s", job.hospital.name, why)
 
 
 def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
