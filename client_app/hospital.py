@@ -18,7 +18,7 @@ from client_app.authority.node_config import (
     own_config,
     policy_file,
 )
-from client_app.authority.policy import MachineRules, Policy, PolicyError
+from client_app.authority.policy import MachineRules, Policy, named_files
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
@@ -266,10 +266,12 @@ def _own_settings(
     settings = combined_settings(run_config, node_config)
     if policy is None:
         return settings
-    for key in OWN_FILES:
-        file = str(run_config[key]).removeprefix(PUBLIC)
-        if key not in node_config and Path(file).is_absolute():
-            raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
+    for key in named_files(run_config):
+        if key not in node_config:
+            raise SettingsError(
+                f"The run names a file in '{key}', and a hospital opens no such file. Set '{key}' "
+                "in the hospital's node-config."
+            )
     asked, rules = settings.release, policy.release
     allowed = replace(
         asked,

@@ -21,6 +21,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.declared import (
     MOST_DELTA,
     MOST_EPSILON,
+    AboveZero,
     Amount,
     Count,
     OneOrMore,
@@ -37,8 +38,8 @@ from strategies.protocol.declared import (
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import parse_toml, read_by_hand, reason_of, write_new
 from strategies.protocol.learners import BY_TASK, WITH_MEMORY, WITH_RESERVOIR
-from strategies.protocol.may_leave import METRICS
-from strategies.protocol.settings import Settings
+from strategies.protocol.may_leave import METRICS, OWN_FILES
+from strategies.protocol.settings import PUBLIC, Settings
 from strategies.protocol.sums import SumsSettings
 from strategies.registry import STRATEGIES, strategy_of
 
@@ -370,7 +371,7 @@ class MachineRules(Rules, table="machine"):
     """The table `machine`."""
 
     max_memory_gb: Amount
-    max_disk_gb: Amount
+    max_disk_gb: AboveZero
 
 
 @declare
@@ -419,7 +420,7 @@ class Policy:
         yield from self.sums.judge(settings)
 
     def remarks(self, settings: Settings) -> Iterator[str]:
-        """Yield sentences on what the settings of a run do not decide: embeddings, and weights."""
+        """Yield sentences on what the settings of a run do not decide: embeddings, and files."""
         asked = [each.embeddings for each in strategy_of(settings).kinds()]
         kind, kinds = max(asked), self.embeddings.kinds
         if kind in kinds:
@@ -433,6 +434,8 @@ class Policy:
                 f"The weights {settings.pretrained!r} are refused unless models.weights has their "
                 f"SHA-256; it has {weights.allowed}."
             )
+        for key in named_files(settings.run_config):
+            yield f"The file of '{key}' is refused unless the hospital's node-config names its own."
 
     def check(self, settings: Settings) -> None:
         """Refuse a run with laxer settings than the hospital allows.
@@ -442,6 +445,12 @@ class Policy:
         """
         for ruling in self.judge(settings):
             uphold(ruling)
+
+
+def named_files(run_config: Mapping[str, Any]) -> list[str]:
+    """The settings in which a run names a file: a hospital opens only files of its own choice."""
+    names = ((key, str(run_config[key]).removeprefix(PUBLIC)) for key in OWN_FILES)
+    return [key for key, name in names if Path(name).is_absolute()]
 
 
 def explain(rulings: Sequence[Ruling]) -> str:

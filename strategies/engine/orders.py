@@ -46,6 +46,9 @@ def check_order(
     if tests and first <= order.round <= latest:  # models may be tested rounds later
         tasks |= {strategy.task_at(each, hospital) for each in range(1, order.round)}
     streamed = {*range(1, settings.tasks + 1)} if settings.own_streams else set()
+    arrived = sorted({*order.arrived} & streamed) == sorted(order.arrived)
+    if order.arrived:  # attacks compare training images of `task` with test images of these tasks
+        arrived = arrived and (trains or tests) and order.task in order.arrived
     last = order.round == rounds
     tested = last or order.round % settings.evaluate.every == 0
     everywhere = settings.evaluate.cross is True
@@ -57,7 +60,7 @@ def check_order(
         "epochs": order.epochs <= max((kind.epochs for kind in kinds), default=0),
         "asynchronous": order.asynchronous == settings.asynchronous,
         "task": order.task in tasks,
-        "arrived": sorted({*order.arrived} & streamed) == sorted(order.arrived),
+        "arrived": arrived,
         "test": not order.test or (tested and any(kind.test for kind in kinds)),
         "snapshots": not order.snapshots or (trains and tested and bool(each_visit)),
         "own_start": own_start or not order.own_start,

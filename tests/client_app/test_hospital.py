@@ -201,7 +201,7 @@ def test_run_and_policy_both_decide_on_a_buffer_without_privacy(allowed, asked, 
 @pytest.mark.parametrize("key", OWN_FILES)
 def test_no_file_is_opened_because_a_server_said_so(key, tmp_path):
     secret = str(tmp_path / "secret.pt")
-    with pytest.raises(PolicyError, match="policy") as refusal:
+    with pytest.raises(SettingsError, match=f"Set '{key}' in the hospital's node") as refusal:
         deployed(tmp_path, **{key.replace("-", "_").replace(".", "__"): secret})
     assert secret not in str(refusal.value)
     hospital = deployed(tmp_path, own={key: secret})

@@ -417,6 +417,7 @@ def test_the_explanation_names_weights_that_only_their_hash_can_allow(
     shown = capsys.readouterr().out
     told = "The weights '/net' are refused unless models.weights has their SHA-256; it has imagenet"
     assert (told in shown) == said
+    assert "The file of 'pretrained' is refused unless the hospital's node-config" in shown
 
 
 @pytest.mark.parametrize(

@@ -380,7 +380,7 @@ def test_wrong_settings_are_named(config, message, folder, monkeypatch, capsys):
     [
         ("", 0, "The policy allows this run."),
         ("images.max-size = 4", 1, "The policy refuses this run (1 of"),
-        ("machine.max-disk-gb = 0", 2, "machine.max-disk-gb allows 0 or less"),
+        ("machine.max-disk-gb = 1e-9", 2, "machine.max-disk-gb allows 1e-09 or less"),
         ("images.classes = ['a', 'bb']", 0, "(images.classes) leaves out images of 'b'."),
     ],
 )

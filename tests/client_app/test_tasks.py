@@ -443,12 +443,25 @@ def test_an_order_for_another_task_is_refused(verb, task, tmp_path):
     assert "has task 1, which" in answer.error.reason
 
 
-@pytest.mark.parametrize("arrived", [[3], [0, 1], [1, 1]])
-def test_an_order_to_test_on_no_such_tasks_is_refused(arrived, tmp_path):
+@pytest.mark.parametrize(
+    ("verb", "round_", "arrived"),
+    [
+        ("evaluate", 1, [3]),
+        ("evaluate", 1, [0, 1]),
+        ("evaluate", 1, [1, 1]),
+        ("evaluate", 1, "other"),
+        ("train", 1, "other"),
+        ("query.prepare", 0, "other"),
+        ("query.prepare", 0, "own"),
+    ],
+)
+def test_an_order_to_test_on_no_such_tasks_is_refused(verb, round_, arrived, tmp_path):
+    """Without test images of the task, a hospital could not attack what it has trained."""
     streams = {"strategy": "fedavg", "task_order": "shuffled"}
     hospital = Asked(tmp_path, [10] * 4, **streams)
     task = task_at(settings(**streams, tasks=2, num_server_rounds=4), 1, "graz")
-    answer = hospital("evaluate", task=task, round=1, arrived=arrived)
+    tasks = {"own": [task], "other": [3 - task]}.get(str(arrived), arrived)
+    answer = hospital(verb, task=task, round=round_, arrived=tasks)
     assert answer.error.code == Failure.PARCEL
     assert "has arrived" in answer.error.reason
 
