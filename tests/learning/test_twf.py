@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from learning.errors import ModelError
+from learning.errors import DivergedError, ModelError
 from learning.export import save_model
 from learning.learners.plain import Received
 from learning.learners.twf import TwF, halve
@@ -372,6 +372,20 @@ def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
     assert learners[0].fisher.keys() == dict(learners[0].model.named_parameters()).keys() - head
     assert all((each >= 0).all() for each in learners[0].fisher.values())
     assert_same(learners[0].fisher, learners[1].fisher)
+
+
+def test_a_teacher_that_diverged_ends_the_visit():
+    public = Samples(data(8).images, torch.arange(8) % 2)
+    chosen = {"twf__teacher": "public:/x.npz", "twf__teacher_epochs": 9, "twf__ewc": 1.0}
+    with pytest.raises(DivergedError, match=r"teacher diverged. Lower train.learning-rate"):
+        learner_of(
+            TwF,
+            network("cnn"),
+            received=Received(public=public),
+            train__learning_rate=1e9,
+            **chosen,
+            **WEIGHTS,
+        )
 
 
 def test_networks_without_points_are_refused():
