@@ -40,7 +40,7 @@ class Success:
 class Decided(Success):
     """The success of an attack that decides on each image by itself."""
 
-    accuracy: Estimate  # see `accuracy`
+    accuracy: Estimate  # the mean of the shares of members and of others with the right answer
 
 
 def accuracy(members: Scores, others: Scores, threshold: float) -> Estimate:

@@ -79,11 +79,12 @@ def call_resident(config: Mapping[str, Any]) -> socket:
         if isinstance(error, ConnectionError) or error.errno in DISK:
             raise
         logging.getLogger("flwr").error("%s cannot be used: %s", folder, error)
-        text = (
-            "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
-            "belongs to the hospital's user: remove the present one."
-        )
-        if error.errno not in (None, errno.ENOTDIR, errno.ELOOP):  # None: of `address_of`
+        if error.errno in (None, errno.ENOTDIR, errno.ELOOP):  # `address_of` refuses the folder
+            text = (
+                "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
+                "belongs to the hospital's user: remove the present one."
+            )
+        else:
             text = (
                 "The file system of the hospital's store has no place for a socket "
                 f"({error.strerror}): set 'resident' to false in the node-config."

@@ -24,9 +24,9 @@ from deploy.errors import DeployError
 from strategies.protocol.files import make_private, read_bytes, reason_of, write_new
 from strategies.protocol.names import check_name
 
-YEARS = 10  # years for which a certificate is valid, unless its authority ends before
+YEARS = 10  # most years for which a certificate is valid
 HERE = ("localhost", "127.0.0.1")  # the server's names in the operator's own commands
-# The signer of a certificate: the name, the key and the end of validity
+# A signer of certificates: its name, key and last day
 Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey, datetime]
 
 
@@ -197,9 +197,10 @@ def _issue(
 ) -> Issuer:
     """Make a certificate, `<path>.crt`, and its key, `<path>.key`, unless the key is there.
 
-    Returns them as the signer of further certificates.
+    Returns the signer that has this certificate.
 
-    Without an issuer the key signs itself. The flag beside an extension marks a critical one.
+    The certificate ends no later than that of its issuer. Without an issuer the key signs itself.
+    The flag beside an extension marks a critical one.
     """
     file, now = path.with_suffix(".key"), datetime.now(UTC)
     if file.exists():  # of a command that was killed before it wrote the certificate
