@@ -1,6 +1,5 @@
 """The distance of synthetic images from the real ones, and the diversity of images."""
 
-import logging
 import math
 from collections.abc import Iterable
 from itertools import pairwise
@@ -145,39 +144,39 @@ class Frechet:
             self._metric.update(batch.to(self._metric.device), real=real)
 
 
+def inception_file(chosen: str) -> Path | None:
+    """The file of the FID's network; if none is chosen, that in torch's cache or a download.
+
+    None if the cache has no such file and the download fails. Then the log has a warning.
+    """
+    return Path(chosen) if chosen else weights_file(URL_INCEPTION_V3)
+
+
 def frechet(
     real: Tensor,
     labels: Tensor,
     classes: int,
     *,
-    pretrained: bool,
+    inception: Path | None,
     otherwise: StandIn,
-    inception_weights: str,
     seed: int,
 ) -> Frechet:
-    """The FID if it is wanted and available; otherwise the distance by another network.
+    """The FID if there is a file of its network; otherwise the distance by another network.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
         labels: int64 [N].
         classes: Number of classes.
-        pretrained: Whether the FID is wanted.
+        inception: The file of the FID's network; None = there is none, or it is not wanted.
         otherwise: The other network.
-        inception_weights: The file with the FID's network; "" = torch's cache or a download.
         seed: Seed of the other network.
 
     Raises:
-        FileNotFoundError: There is no file `inception_weights`.
+        FileNotFoundError: There is no file `inception`.
         ValueError: The file does not hold the network.
     """
-    if pretrained:
-        weights = Path(inception_weights) if inception_weights else weights_file(URL_INCEPTION_V3)
-        if weights:
-            return Frechet(real, Inception(weights).to(real.device))
-        logging.getLogger(__name__).warning(
-            "No FID without its network's weights: '%s' is measured instead.",
-            f"frechet-{otherwise}",
-        )
+    if inception:
+        return Frechet(real, Inception(inception).to(real.device))
     if otherwise == "untrained":
         return Frechet(real, Untrained(real, seed))
     return Frechet(real, train_classifier(real, labels, classes, seed))

@@ -36,6 +36,7 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
         patients=hospital.data.train.patients[rows.numpy()],
         preset=PRESETS["tiny"],
         distance=distance,
+        inception=None,
         seed=0,
         folder=tmp_path,
         deadline=0.0,

@@ -21,7 +21,7 @@ from client_app.hospital import open_hospital
 from client_app.release import buffer
 from client_app.release.buffer import make_buffer
 from client_app.release.buffer.job import Job, Release
-from gan import schedule
+from gan import quality, schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError, DivergedError
@@ -331,11 +331,31 @@ def test_another_file_of_weights_is_another_gan(key, pretrained, hospital, monke
 
     monkeypatch.setattr(buffer, "make", make)
     monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="lpips-vgg"))
+    monkeypatch.setattr(quality, "weights_file", lambda url: None)
     monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], pretrained=pretrained))
     for file in ("", "/a.pth", "/b.pth", "/a.pth"):
         make_buffer(hospital(**{key: file}), 20, soon())
-    lpips = key == "gan__lpips_weights"
-    assert len({*folders}) == (3 if pretrained or not lpips else 1)
+    assert len({*folders}) == (3 if pretrained else 1)
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_gan_is_judged_by_one_frechet_distance(pretrained, hospital, monkeypatch):
+    """If the file of the FID's network comes later, the earlier distances cannot be compared."""
+    folders = []
+
+    def make(job):
+        folders.append((job.folder, job.inception))
+        return Release(job.learnt, {})
+
+    monkeypatch.setattr(buffer, "make", make)
+    monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="lpips-vgg"))
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], pretrained=pretrained))
+    place, cached = hospital(), Path("/cache/inception.pth")
+    for file in (None, cached, None):
+        monkeypatch.setattr(quality, "weights_file", lambda url, file=file: file)
+        make_buffer(place, 20, soon())
+    assert [inception for _, inception in folders] == ([None, cached] if pretrained else [None])
+    assert len({folder for folder, _ in folders}) == len(folders)
 
 
 def test_a_preset_is_checked_without_torch():

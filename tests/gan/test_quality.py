@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from gan.quality import (
     Untrained,
     class_diversity,
     frechet,
+    inception_file,
     train_classifier,
 )
 
@@ -46,10 +48,9 @@ def digits():
     return images, torch.from_numpy(data.target)
 
 
-def distance_to(digits, count, judge="untrained", *, pretrained=False, weights=""):
+def distance_to(digits, count, judge="untrained", *, inception=None):
     images, labels = digits[0][:count], digits[1][:count]
-    wanted = {"pretrained": pretrained, "otherwise": judge, "inception_weights": str(weights)}
-    return frechet(images, labels, 10, seed=0, **wanted)
+    return frechet(images, labels, 10, inception=inception, otherwise=judge, seed=0)
 
 
 def test_frechet_distance_of_two_pairs_of_pixels():
@@ -147,12 +148,16 @@ def test_a_network_follows_from_its_seed_alone(digits, monkeypatch, made):
 
 
 @pytest.mark.parametrize("judge", ["classifier", "untrained"])
-def test_without_weights_the_distance_has_another_name(digits, monkeypatch, caplog, judge):
+def test_without_weights_the_distance_has_another_name(digits, monkeypatch, judge):
     monkeypatch.setattr(quality, "STEPS", 1)
-    monkeypatch.setattr(quality, "weights_file", lambda url: None)
-    distance = distance_to(digits, 100, judge, pretrained=True)
-    assert distance.name == f"frechet-{judge}"
-    assert f"'frechet-{judge}' is measured instead" in caplog.text
+    assert distance_to(digits, 100, judge).name == f"frechet-{judge}"
+
+
+@pytest.mark.parametrize("cached", [None, Path("/cache/inception.pth")])
+def test_the_file_of_the_fid_is_the_chosen_one_or_that_of_the_cache(monkeypatch, cached):
+    monkeypatch.setattr(quality, "weights_file", lambda url: cached)
+    assert inception_file("") == cached
+    assert inception_file("/chosen.pth") == Path("/chosen.pth")
 
 
 @pytest.mark.slow
@@ -164,7 +169,7 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
         torch.save({}, path)
         torch.save(FeatureExtractorInceptionV3("any", ["2048"], str(path)).state_dict(), path)
     images, _ = digits
-    assert distance_to(digits, 2, pretrained=True, weights=path).name == "fid"
+    assert distance_to(digits, 2, inception=path).name == "fid"
     network = Inception(path)
     features, colour = network(images[:2]), images[:2].expand(-1, 3, -1, -1)
     assert features.shape == (2, Inception.num_features)
@@ -176,10 +181,10 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
 def test_files_without_the_network_are_named(tmp_path, digits):
     path = tmp_path / "inception.pth"
     with pytest.raises(FileNotFoundError, match=r"inception\.pth.*torch-fidelity"):
-        distance_to(digits, 2, pretrained=True, weights=path)
+        distance_to(digits, 2, inception=path)
     torch.save({"weight": torch.ones(1)}, path)
     with pytest.raises(ValueError, match=r"inception\.pth.*torch-fidelity"):
-        distance_to(digits, 2, pretrained=True, weights=path)
+        distance_to(digits, 2, inception=path)
 
 
 def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):

@@ -46,6 +46,7 @@ from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import PRESETS, Preset, choose_preset
+from gan.quality import inception_file
 from learning.errors import DeadlineError, DivergedError
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
@@ -80,6 +81,7 @@ def make_buffer(
     else:
         preset = PRESETS["tiny"]  # for its perceptual distance, which needs no file of weights
     distance = _distance(hospital, preset)
+    inception = inception_file(gan.inception_weights) if preset.pretrained else None
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
     rows = countable[_learnt_rows(hospital, train.labels.cpu()[countable])]
@@ -92,9 +94,9 @@ def make_buffer(
     rendering: list[object] = []
     if trains_gan:
         loss = [gan.privacy_weight, gan.privacy_reduction]
-        networks = [asdict(preset), distance.name, gan.inception_weights]
-        if preset.pretrained and gan.lpips_weights:  # the name of the distance has no file
-            networks.append(gan.lpips_weights)
+        networks: list[object] = [asdict(preset), distance.name]
+        if preset.pretrained:  # the names of the distances have no file
+            networks += [gan.lpips_weights, gan.inception_weights, inception is not None]
         codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
         rendering = [gan.projections, codes]
         parts = [VERSION, images, classes, loss, networks, seed]
@@ -111,7 +113,19 @@ def make_buffer(
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
-    job = Job(hospital, size, train, learnt, patients, preset, distance, seed, place, deadline)
+    job = Job(
+        hospital=hospital,
+        size=size,
+        train=train,
+        learnt=learnt,
+        patients=patients,
+        preset=preset,
+        distance=distance,
+        inception=inception,
+        seed=seed,
+        folder=place,
+        deadline=deadline,
+    )
     allowed = max(0.0, deadline - time.monotonic())
     try:
         # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw

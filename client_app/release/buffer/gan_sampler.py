@@ -84,15 +84,13 @@ class GANSampler:
 
 def _frechet(job: Job, square: Samples) -> Frechet:
     """The Fréchet distance from the real images."""
-    weights = job.hospital.settings.gan.inception_weights
     try:
         return frechet(
             square.images,
             square.labels,
             len(job.hospital.data.classes),
-            pretrained=job.preset.pretrained,
+            inception=job.inception,
             otherwise=job.preset.otherwise,
-            inception_weights=weights,
             seed=job.seed,
         )
     except (FileNotFoundError, ValueError) as error:

@@ -32,6 +32,7 @@ class Job:
     preset: Preset  # size and schedule of the GAN
     # The perceptual distance of the privacy term, the audit and the figures
     distance: PairwiseLPIPS
+    inception: Path | None  # file of the FID's network; None = another Fréchet distance
     seed: int  # seed of all random numbers
     folder: Path  # folder of the sampler
     deadline: float  # time limit, in the time of `time.monotonic`
