@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from client_app.datasets.pool import Indices, LocalSamples
@@ -35,6 +36,27 @@ class LocalData:
     def to(self, device: torch.device) -> "LocalData":
         """The images on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+    @property
+    def held_out(self) -> LocalSamples:
+        """The test images that attacks compare with the training images: those of the same tasks.
+
+        A network that forgets earlier tasks, or remembers them well, tells their test images from
+        the training images of this task. Neither depends on what it memorised of this task.
+        """
+        whole = self.test
+        if whole.tasks is None or self.train.tasks is None:
+            return whole
+        chosen = np.flatnonzero(np.isin(whole.tasks, self.train.tasks))
+        rows = torch.from_numpy(chosen).to(whole.labels.device)
+        return replace(
+            whole,
+            labels=whole.labels[rows],
+            rows=rows if whole.rows is None else whole.rows[rows],
+            groups=whole.patients[chosen],
+            contents=whole.contents and [whole.contents[row] for row in chosen],
+            tasks=whole.tasks[chosen],
+        )
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Membership inference on a model before its hand-off.
 
 Attacks (audit/model.py) use the model's outputs to separate the hospital's training images from its
-test images. The results stay here: in the hospital's log, in `runs/<run>/membership.jsonl` of its
-store, and in its own report.
+test images of the same tasks. The results stay here: in the hospital's log, in
+`runs/<run>/membership.jsonl` of its store, and in its own report.
 
 If the policy's `models.max-membership` is below 1, each model is attacked by its loss. A model does
 not leave if it certainly leaks, and the leak may be above this limit. Otherwise only models of the
@@ -43,14 +43,14 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
         DeadlineError: The deadline has passed.
     """
     hospital, limit = request.hospital, rules.max_membership
+    train, held_out = hospital.data.train, hospital.data.held_out
     last = request.order.round == hospital.settings.num_server_rounds
-    if len(np.unique(hospital.data.train.patients)) < 2 or not len(hospital.data.test):
-        log_once("No model is attacked: this needs 2 training patients and 1 test image.")
+    if len(np.unique(train.patients)) < 2 or not len(held_out):
+        log_once("A model is not attacked: this needs 2 training patients and 1 test image.")
         return
     with request.clock.measure("evaluate"):
         members, others = (
-            _predictions(network, part, request.clock.deadline)
-            for part in (hospital.data.train, hospital.data.test)
+            _predictions(network, part, request.clock.deadline) for part in (train, held_out)
         )
         report = audit_model(members, others, limit, EPOCHS if last else 0)
     _note(request, label, report)

@@ -19,6 +19,7 @@ from client_app.authority.policy import Policy
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release import buffer
+from client_app.release.buffer import job as job_module
 from client_app.release.buffer import make_buffer
 from client_app.release.buffer.job import Job, Release
 from gan import quality, schedule
@@ -26,6 +27,7 @@ from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError, DivergedError
 from strategies.protocol import console
+from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -309,8 +311,11 @@ def test_the_same_images_of_other_patients_are_checked_anew(hospital, monkeypatc
 
     monkeypatch.setattr(buffer, "make", make)
     place = hospital()
-    for _ in range(2):
-        make_buffer(place, 20, soon())
+    made = [make_buffer(place, 20, soon())]
+    with monkeypatch.context() as newer:
+        newer.setattr(job_module, "code_hash", lambda: "of an update")
+        made.append(make_buffer(place, 20, soon()))
+    assert {each.code for each in made} == {code_hash()}  # of the code that checked it
     assert len(jobs) == 1
     images = getattr(place.data, part)
     corrected = replace(images, groups=np.arange(len(images)) // 2)
@@ -336,6 +341,24 @@ def test_another_file_of_weights_is_another_gan(key, pretrained, hospital, monke
     for file in ("", "/a.pth", "/b.pth", "/a.pth"):
         make_buffer(hospital(**{key: file}), 20, soon())
     assert len({*folders}) == (3 if pretrained else 1)
+
+
+def test_a_deployment_sends_no_buffer_of_a_simulation(hospital, monkeypatch):
+    """Its random numbers follow from the public seed, and would reveal the means of classes."""
+    folders = []
+
+    def make(job):
+        folders.append(job.folder)
+        return Release(job.learnt, {})
+
+    monkeypatch.setattr(buffer, "make", make)
+    place = hospital(gan__method="class-gaussians", model="cnn", train__freeze="body")
+    lax = replace(Policy.read().release, min_class_training_images=2, min_averaged=1)
+    policy = replace(Policy.read(), release=lax)
+    policy = replace(policy, figures=replace(policy.figures, smallest_group=1))
+    for rules in (None, policy, policy):
+        make_buffer(replace(place, policy=rules), 20, soon())
+    assert len(folders) == len({*folders}) == 2
 
 
 @pytest.mark.parametrize("pretrained", [False, True])

@@ -392,6 +392,19 @@ def test_the_dossier_of_a_simulation_names_no_policy():
     assert "without-privacy | false" in text
 
 
+@pytest.mark.parametrize(
+    ("attacked", "tried"),
+    [
+        ({"verdict": "not attacked", "trials": []}, "No attack was tried"),
+        ({"verdict": "too small to tell", "trials": []}, "could not be tried"),
+    ],
+)
+def test_without_attacks_no_answer_has_them_as_evidence(attacked, tried):
+    found = {each.question: each.speaks for each in answers(written(attacked=attacked))}
+    assert not [told for told in found.values() if "section 3 (" in told or "attacker" in told]
+    assert sum(tried in told for told in found.values()) == 3
+
+
 def test_every_answer_says_what_is_not_shown():
     told = list(answers(written()))
     assert len(told) >= 8

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from client_app.authority.policy import Policy, PolicyError
+from client_app.datasets.local import LocalData
 from client_app.datasets.pool import LocalSamples
 from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
@@ -39,7 +41,7 @@ def samples(count, seed):
 
 
 def asked(tmp_path, members=80, others=40, last=True) -> Any:
-    data = SimpleNamespace(train=samples(members, 0), test=samples(others, 1))
+    data = LocalData(samples(members, 0), samples(others, 1), ("a", "b"))
     return SimpleNamespace(
         hospital=SimpleNamespace(
             name="graz", data=data, settings=SimpleNamespace(num_server_rounds=2)
@@ -64,7 +66,8 @@ def noted(tmp_path):
 def test_of_each_patient_one_image_is_attacked(tmp_path):
     request = asked(tmp_path)
     owners = np.arange(80) // 4
-    request.hospital.data.train = replace(request.hospital.data.train, groups=owners)
+    data = request.hospital.data
+    request.hospital.data = replace(data, train=replace(data.train, groups=owners))
     attack_model(request, Memorising([]), LABEL, rules(1.0))
     (noted_here,) = noted(tmp_path)
     assert noted_here["by-loss"]["attack"]["members"] == 20
@@ -97,6 +100,34 @@ def test_few_images_cannot_tell(tmp_path):
     request = asked(tmp_path, members=8, others=2)
     attack_model(request, Memorising(request.hospital.data.train.images), LABEL, rules(0.5))
     assert not noted(tmp_path)[0]["able"]
+
+
+@pytest.mark.parametrize("remembers", [False, True])
+@pytest.mark.parametrize("memorised", [False, True])
+def test_earlier_tasks_neither_make_a_leak_nor_hide_one(tmp_path, remembers, memorised):
+    """A model that knows all test images of the first task, or none; it trained on the second."""
+    request = asked(tmp_path, last=False)
+    data = request.hospital.data
+    train = replace(data.train, tasks=np.full(80, 2))
+    test = replace(data.test, tasks=np.repeat((1, 2), 20))
+    request.hospital.data = replace(data, train=train, test=test)
+    sure = [*test.images[:20]] if remembers else []
+    sure += [*train.images] if memorised else [*test.images[20:], *train.images]
+    refused = pytest.raises(PolicyError) if memorised else nullcontext()
+    with refused:
+        attack_model(request, Memorising(sure), LABEL, rules(0.2))
+    assert noted(tmp_path)[0]["by-loss"]["attack"]["others"] == 20
+
+
+def test_a_task_without_a_test_image_is_not_attacked(tmp_path, caplog):
+    request = asked(tmp_path)
+    data = request.hospital.data
+    parts = {"train": replace(data.train, tasks=np.full(80, 2))}
+    parts["test"] = replace(data.test, tasks=np.ones(40))
+    request.hospital.data = replace(data, **parts)
+    attack_model(request, Memorising([]), LABEL, rules(0.2))
+    assert not (tmp_path / FILE).exists()
+    assert "needs 2 training patients and 1 test image" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,21 @@ def test_by_classes_every_class_keeps_its_output():
     assert data.train_so_far(2).labels.tolist() == [0, 1, 2, 3]
 
 
+def test_attacks_compare_with_test_images_of_the_trained_task():
+    data = local([0, 1, 2, 3, 4, 5], tasks=3, task_cut="shared-classes", test=[5, 2, 0, 3])
+    second = data.images_at(2)
+    held_out = second.held_out
+    assert held_out.tasks is not None
+    assert (held_out.labels.tolist(), held_out.tasks.tolist()) == ([0, 1], [2, 2])
+    assert held_out.images.equal(data.test.images[[1, 3]])
+    assert held_out.patients.tolist() == second.test.patients[1:].tolist()
+    assert len(data.images_at(0).held_out) == 4  # a single pass trains all tasks
+    assert data.held_out is data.test
+    permuted = local([0, 1], task_cut="permuted", tasks=3, groups=[7, 8]).images_at(2)
+    assert permuted.held_out.images.equal(permuted.test.images[2:])
+    assert permuted.held_out.patients.tolist() == [7, 8]
+
+
 def test_shared_classes_share_outputs():
     data = local([0, 1, 2, 3, 4, 5], tasks=3, task_cut="shared-classes", test=[5, 2, 0, 3])
     second = data.images_at(2)

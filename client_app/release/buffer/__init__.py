@@ -101,7 +101,7 @@ def make_buffer(
         rendering = [gan.projections, codes]
         parts = [VERSION, images, classes, loss, networks, seed]
     elif gan.method == "class-gaussians":
-        parts = [images, classes]
+        parts = [images, classes, bool(hospital.policy)]  # in a simulation the seed is public
     else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed

@@ -96,7 +96,7 @@ def held_out_halves(job: Job) -> tuple[Samples, Samples]:
 
     Copies of training images are left out, since they are members.
     """
-    test = job.hospital.data.test
+    test = job.hospital.data.held_out
     known = {image.cpu().numpy().tobytes() for image in job.train.images}
     fresh = torch.tensor([image.cpu().numpy().tobytes() not in known for image in test.images])
     rows = (torch.isin(test.labels.cpu(), job.learnt.labels.unique().cpu()) & fresh).nonzero()[:, 0]

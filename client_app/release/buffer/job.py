@@ -18,6 +18,7 @@ from gan.noised_features import project
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.samples import Samples
+from strategies.protocol.code import code_hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +76,7 @@ class Release:
     # Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if there was no
     # attack
     attacked: dict[str, Any] = field(default_factory=dict)
+    code: str = field(default_factory=code_hash)  # of the code that made and checked them
 
     @property
     def fingerprint(self) -> str:
@@ -91,6 +93,7 @@ class Release:
             "names": np.array(list(self.figures)),
             "values": np.array(list(self.figures.values()), dtype=float),
             "attacked": np.array(json.dumps(self.attacked)),
+            "code": np.array(self.code),
         }
 
     @classmethod
@@ -99,7 +102,7 @@ class Release:
         samples = Samples(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
         figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
         attacked = json.loads(str(kept["attacked"]))
-        return cls(samples.to(device), dict(figures), attacked)
+        return cls(samples.to(device), dict(figures), attacked, str(kept["code"]))
 
 
 def fingerprint(samples: Samples) -> str:

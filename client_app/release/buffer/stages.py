@@ -18,7 +18,7 @@ from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 
 SHOWN = 200  # training images with their nearest synthetic image
-CHECKED = 6  # version of the check: increase it with each change, so that buffers are made again
+CHECKED = 7  # version of the check: increase it with each change, so that buffers are made again
 
 
 def make(job: Job) -> Release:
@@ -60,16 +60,16 @@ def copy_audit(job: Job) -> Auditor:
     Raises:
         ReleaseError: There are too few test images to compare with.
     """
-    data = job.hospital.data
+    data, held_out = job.hospital.data, job.hospital.data.held_out
     try:
         return Auditor(
             job.comparable(job.train.images),
-            job.comparable(data.test.images),
-            data.test.labels,
+            job.comparable(held_out.images),
+            held_out.labels,
             wanted=job.learnt.labels,
             classes=data.classes,
             quantile=job.hospital.settings.release.quantile,
-            patients=(data.train.patients, data.test.patients),
+            patients=(data.train.patients, held_out.patients),
         )
     except ValueError as error:
         raise job.refusal(str(error)) from error

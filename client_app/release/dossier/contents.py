@@ -14,7 +14,6 @@ from client_app.release.buffer.job import Release
 from client_app.release.dossier.files import write
 from client_app.request import Request
 from pages.pictures import pngs_by_class
-from strategies.protocol.code import code_hash
 
 FORMAT = 1
 GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
@@ -77,7 +76,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         },
         "policy": _dash(asdict(policy)) if policy else None,
         "fingerprints": {
-            "code": code_hash(),
+            "code": release.code,
             **hospital.data.hashes(secret),
             "buffer": release.fingerprint,
         },

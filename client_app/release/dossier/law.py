@@ -21,14 +21,16 @@ class Answer(NamedTuple):
 def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     """Yield the questions, each with the evidence of the dossier and its gaps."""
     attacked = dossier["attacked"]
+    trials = attacked.get("trials", ())
     verdict = attacked.get("verdict", "not attacked")
+    weak = "are too weak here to exclude" if trials else "could not be tried, so nothing excludes"
     tried = {
         "passed": "The attacks of section 3 revealed less about training members than the limit.",
-        "too small to tell": "The attacks of section 3 are too weak here to exclude a leak above "
-        "the limit. This is no evidence against a leak.",
+        "too small to tell": f"The attacks of section 3 {weak} a leak above the limit. This is no "
+        "evidence against a leak.",
         "not attacked": "No attack was tried: the settings of this release ask for none.",
     }[verdict]
-    shadowed = any(each["attack"] == "shadow generators" for each in attacked.get("trials", ()))
+    shadowed = any(each["attack"] == "shadow generators" for each in trials)
     unshadowed = "" if shadowed else ", generative models of their own"
     yield Answer(
         "Opinion 28/2024: how likely is it that personal data of people in the training data are "
@@ -50,7 +52,9 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
         "Opinion 28/2024 and recital 26 GDPR: were all means considered that are reasonably likely "
         "to be used?",
         "The attacker here has the synthetic images, some real images of the same hospital that "
-        "are no training images, the image in question, and an ordinary computer.",
+        "are no training images, the image in question, and an ordinary computer."
+        if trials
+        else tried,
         "Attackers who know more (other releases of the same patients, records that can be "
         f"linked{unshadowed}) are not covered. The controller judges whether such means are "
         "reasonably likely.",
@@ -64,7 +68,9 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     )
     yield Answer(
         "WP 216, singling out: can one isolate a person's records?",
-        "Section 2 (near copies) and section 3 (training members) are evidence.",
+        "Section 2 (near copies) and section 3 (training members) are evidence."
+        if trials
+        else "Section 2 (near copies) is evidence.",
         "A rare feature of a person may show although no image is near. Classes with few images "
         "are left out for this reason. This is a precaution, not a measurement.",
     )

@@ -157,7 +157,7 @@ class OwnSums:
         rules, images = self.hospital.policy.sums, self.images
         added = self._large_classes[images.labels]
         weights = torch.ones(len(added)) if images.weights is None else images.weights
-        owners, test = torch.from_numpy(images.patients), self.hospital.data.test
+        owners, test = torch.from_numpy(images.patients), self.hospital.data.held_out
         held_out = project(test.images.flatten(1), self.settings.dimensions, self._signs)
         of_test, none = torch.from_numpy(test.patients), torch.zeros(len(test)).double()
         with self.request.clock.measure("evaluate"):
