@@ -246,7 +246,10 @@ def _private_steps(
     require_delta("train.dp.delta", dp.delta, owners, hospital.smallest_group)
     secret = secret_rng() if policy else rng_for(hospital.settings.seed, "dp", *place)
     private = PrivateSteps.plan(owners, settings.batch_size, dp, secret)
-    what = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
+    when = f"round {order.round}"
+    if order.asynchronous:  # models of two hospitals may make the same hop in one round
+        when = f"the model of {place[-1]}"
+    what = f"{request.verb} of {when}, hop {order.hop} of run {order.run}"
     spent = Spent(what, dp.noise_multiplier, private.rate, private.steps * order.epochs)
     return private, request.spend(spent, dp.delta)
 

@@ -130,31 +130,37 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
 def batches(order: Tensor, size: int, fewest: int = 2, counted: int | None = None) -> list[Tensor]:
     """The images [n], cut into batches of `size`.
 
-    A batch of fewer than `fewest` different images joins the batch before: BatchNorm cannot train
-    on one image, and a manipulated model can learn from one step alone. The first batch joins the
-    second.
+    BatchNorm cannot train on one image, and a manipulated model can learn from one step alone. So a
+    last batch of fewer than `fewest` images joins the batch before, and a batch with repeats has
+    further images until `fewest` are different.
 
     Args:
         order: Numbers of the images.
         size: Images of a batch.
-        fewest: Fewest different images of a batch.
+        fewest: Fewest different images of a batch, at most `size`.
         counted: Only images with a number below it count for `fewest`; None: all count. The others
             fill the batches. The last of them are left out if there are too many.
     """
     if counted is not None:
         own, others = order[order < counted], order[order >= counted]
         each = max(fewest, size * len(own) // len(order))
-        own_parts = batches(own, each, fewest)
+        own_parts = _cut(own, each, fewest, counted)
         other_parts = others[: len(own_parts) * max(0, size - each)].tensor_split(len(own_parts))
         return [torch.cat(parts) for parts in zip(own_parts, other_parts, strict=True)]
-    cut: list[Tensor] = []
-    repeats = len(order.unique()) < len(order)
-    for batch in order.split(size):
-        if (
-            cut
-            and min(len(each.unique() if repeats else each) for each in (cut[-1], batch)) < fewest
-        ):
-            cut[-1] = torch.cat([cut[-1], batch])
-        else:
-            cut.append(batch)
-    return cut
+    return _cut(order, size, fewest, len(order))
+
+
+def _cut(order: Tensor, size: int, fewest: int, images: int) -> list[Tensor]:
+    """The batches of images that all count; their numbers are below `images`."""
+    parts = [*order.split(size)]
+    if len(parts) > 1 and len(parts[-1]) < fewest:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    if len(order.unique()) == len(order):
+        return parts
+    for k, part in enumerate(parts):
+        if (missing := fewest - len(part.unique())) > 0:
+            # The next images of the order; after them images that were not drawn.
+            others = torch.cat([order.roll(-size * (k + 1)), torch.arange(images)])
+            more = dict.fromkeys(others[~torch.isin(others, part)].tolist())
+            parts[k] = torch.cat([part, torch.tensor([*more][:missing], dtype=part.dtype)])
+    return parts

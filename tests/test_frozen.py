@@ -86,6 +86,14 @@ def test_a_body_and_a_head_are_the_whole_network():
     torch.testing.assert_close(head(Body(whole)(images)[:, :, None, None]).detach(), logits)
 
 
+def test_a_network_whose_last_layer_has_no_bias_is_refused_before_training():
+    """As torchvision's maxvit_t; the head on its features has one."""
+    network = cnn()
+    network[-1].bias = None
+    with pytest.raises(ModelError, match="last layer of the network has no bias"):
+        Body(network)
+
+
 def test_features_are_computed_once(tmp_path, digits, monkeypatch):
     datasets._pool_and_shares.cache_clear()
     monkeypatch.setattr(features, "_compute", None)

@@ -44,7 +44,8 @@ class Spent:
 def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
     """Add a release to the account in a folder, before it is made.
 
-    `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation.
+    `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation. There a
+    visit that is repeated after an interruption has the same noise, so its release counts once.
 
     Returns:
         ε of all releases, this one included.
@@ -54,7 +55,10 @@ def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) 
     """
     path = own_folder(folder) / FILE
     with FileLock(path.with_suffix(".lock")):
-        total = epsilon([*read_account(folder), spent], delta)
+        account = read_account(folder)
+        if not rules and spent in account:
+            return epsilon(account, delta)
+        total = epsilon([*account, spent], delta)
         if rules:
             rules.uphold("max-delta", delta)
             # The result of dp-accounting exceeds the exact value in the last digits.

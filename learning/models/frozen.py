@@ -61,11 +61,16 @@ class Body(nn.Module):
         width: The number of features, d.
 
     Raises:
-        ModelError: The network ends otherwise.
+        ModelError: The network ends otherwise, or its last layer has no bias, as a head has.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
+        if last_layer(network).bias is None:
+            raise ModelError(
+                "The last layer of the network has no bias: with 'train.freeze' = 'body' choose "
+                "another 'model'."
+            )
         self.width = last_layer(network).in_features
         network.set_submodule(last_name(network), nn.Identity())
         # On a CPU channels at the end take half the time: 39 images of 224 pixels a second, not 20.

@@ -88,7 +88,8 @@ class SaliencyNetwork(nn.Module):
         if scheme == "lsm":
             self.merge = nn.ModuleList(nn.Conv2d(2 * width, width, 1) for width in widths)
         more = scheme == "sai"
-        self.classifier = backbone(replace(architecture, channels=architecture.channels + more))
+        channels = architecture.channels + more  # the network gets scaled images
+        self.classifier = backbone(replace(architecture, channels=channels, pixels="unit"))
 
     def forward(self, images: Tensor) -> Tensor:
         """Scaled images [N, C, H, W] -> logits [N, K]."""

@@ -85,6 +85,15 @@ def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tm
     assert (folder / FILE).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(("rules", "counted"), [(None, 1), (replace(RULES, max_epsilon=9.0), 2)])
+def test_a_repeated_visit_counts_again_only_where_its_noise_is_new(tmp_path, rules, counted):
+    first, other = Spent("hop 1", 1.0, 0.1, 10), Spent("hop 2", 1.0, 0.1, 10)
+    totals = [spend(tmp_path, each, 1e-5, rules) for each in (first, first, other)]
+    assert read_account(tmp_path) == [first] * counted + [other]
+    assert (totals[0] == totals[1]) == (counted == 1)
+    assert totals[2] == epsilon([first] * counted + [other], 1e-5)
+
+
 def test_a_small_limit_is_not_rounded_up(tmp_path):
     """Two releases of ε = 0.001 have 0.0014 together, which was rounded to 0.001."""
     rules = replace(RULES, max_epsilon=0.001)

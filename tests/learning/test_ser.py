@@ -69,6 +69,12 @@ def test_points_with_a_0_and_the_other_schemes_by_hand():
         assert owned == {id(each) for each in model.parameters()} - {*map(id, saliency)}
 
 
+@pytest.mark.parametrize("scheme", ["sim", "sai"])
+def test_colours_may_have_the_scale_of_imagenet(scheme):
+    network = Architecture(f"ser-cnn-{scheme}", 3, 8, 8, 2, pixels="imagenet").skeleton()
+    assert network(torch.zeros(2, 3, 8, 8, dtype=torch.uint8, device="meta")).shape == (2, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ser-cnn", "ser-resnet18"])
 def test_no_gradient_of_the_logits_reaches_the_encoder(name):

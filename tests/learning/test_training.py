@@ -154,10 +154,25 @@ def test_batches_hold_every_image_once_and_never_one_alone(count):
     assert min(map(len, cut)) > 1
 
 
-@pytest.mark.parametrize("rare", [[0, 0, 0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 0, 0, 0, 0]])
-def test_a_draw_with_replacement_gives_a_step_as_many_different_images(rare):
-    order = torch.tensor([*rare, 5, 6, 7, 8, 9, 9, 9, 9])
-    assert [each.tolist() for each in batches(order, 4, 4)] == [rare, order[8:].tolist()]
+def test_a_draw_with_replacement_gives_a_step_as_many_different_images():
+    order = torch.tensor([0, 0, 0, 0, 1, 2, 3, 4, 9, 9, 9, 9])
+    found = [each.tolist() for each in batches(order, 4, 4)]
+    assert found == [[0, 0, 0, 0, 1, 2, 3], [1, 2, 3, 4], [9, 9, 9, 9, 0, 1, 2]]
+    few = batches(torch.tensor([5, 5, 5, 5, 5, 5]), 3, 3)  # others were not drawn
+    assert [each.tolist() for each in few] == [[5, 5, 5, 0, 1], [5, 5, 5, 0, 1]]
+
+
+@pytest.mark.parametrize("sizes", [(999, 1), (19, 1), (30, 1, 1)])
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_rare_class_neither_merges_steps_nor_empties_them(sizes, counted):
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    chosen = settings(train__class_balance="sampler").train
+    for seed in range(20):
+        order = epoch_order(labels, chosen, torch.Generator().manual_seed(seed))
+        cut = batches(order, 8, 8, len(labels) if counted else None)
+        assert min(len(each.unique()) for each in cut) >= 8
+        assert max(map(len, cut)) < 8 + 8 + 8
+        assert len(cut) >= len(labels) // 8
 
 
 @pytest.mark.parametrize(
@@ -171,7 +186,7 @@ def test_a_draw_with_replacement_gives_a_step_as_many_different_images(rare):
 )
 @pytest.mark.parametrize("repeats", [False, True])
 def test_images_that_do_not_count_do_not_fill_a_step(own, others, size, steps, largest, repeats):
-    """Each step has 8 own images; an epoch has each of them once."""
+    """Each step has 8 own images; an epoch has each of them once, and more only for repeats."""
     count, generator = own + others, torch.Generator().manual_seed(0)
     order = torch.randperm(count, generator=generator)
     if repeats:
@@ -180,10 +195,12 @@ def test_images_that_do_not_count_do_not_fill_a_step(own, others, size, steps, l
     cut = batches(order, size, 8, own)
     assert min(len(each[each < own].unique()) for each in cut) >= 8
     used = torch.cat(cut)
-    assert used[used < own].sort().values.equal(order[order < own].sort().values)
+    more = used[used < own].bincount(minlength=own) - order[order < own].bincount(minlength=own)
+    assert more.min() >= 0
     assert len(used[used >= own].unique()) == (used >= own).sum()
-    if not repeats:
-        assert (len(cut), max(map(len, cut))) == (steps, largest)
+    assert len(cut) == steps
+    assert max(map(len, cut)) <= largest + repeats * 7
+    assert repeats or (max(map(len, cut)), more.max()) == (largest, 0)
     assert [each.tolist() for each in batches(order, size, 8, count)] == [
         each.tolist() for each in batches(order, size, 8)
     ]
