@@ -1,12 +1,14 @@
 """The gain of departments from sums of features (strategies/sums.py): the command `gain`.
 
 One machine holds the folders of all departments. The images of each are split several times into
-training and test images. Each split gives three kinds of classifiers, as a run of `sums` does:
+training and test images. Each split gives three kinds of classifiers, as a run of `sums` does with
+the default policy, which keeps back classes of few patients:
 
     alone     from a department's own sums
     shared    from the sums of all departments; tested on patients of other departments
     home      from all sums, with the department's own counted 1 + κ times; tested on its patients
 
+A department whose test images show one class has no figure, since a constant answer is right there.
 λ and κ are chosen on training images. The seeds of the splits are 0, 1, ....
 """
 
@@ -18,12 +20,14 @@ from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from flwr.common import log
 
+from client_app.authority.policy import Policy
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, name_images, own_data
 from client_app.errors import DataError
-from client_app.release.sums.own import training_images
+from client_app.release.sums.own import patients_by_class, training_images
 from client_app.store import DEFAULT
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.evaluation import score
@@ -88,7 +92,7 @@ def measure_gains(
         ModelError: The frozen network or its weights are missing.
         DataError: There is only one department, or all images show one class, or two departments
             spell a class differently or share most images, or images cannot be used, or a manifest
-            fixes the split.
+            fixes the split, or the test images of each department show one class.
     """
     if len(folders) < 2:
         raise DataError("A gain needs two departments: name the folders of two or more.")
@@ -131,7 +135,13 @@ def measure_gains(
         pairs = [each[place][metric] for each in tests]
         return Gain([pair for pair in pairs if isfinite(sum(pair))], share)
 
-    return {place: {metric: gain(place, metric) for metric in METRICS} for place in tests[0]}
+    gains = {place: {metric: gain(place, metric) for metric in METRICS} for place in tests[0]}
+    if len(gains[HOME]["balanced-accuracy"].pairs) < 2:
+        raise DataError(
+            "At each department all test images show one class, so no classifier is better than a "
+            "constant answer: add images of another class."
+        )
+    return gains
 
 
 def _list_classes(settings: Settings) -> set[str]:
@@ -151,24 +161,32 @@ def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) 
     signs = rng_for(settings.seed, "projection")
     images = [training_images(part, Learner.read_settings(settings), signs) for part in parts]
     sums = [each.sums() for each in images]
-    total = sum(sums[1:], sums[0])
+    fewest = Policy.read().sums.min_class_patients
+    large = [torch.from_numpy(patients_by_class(each) >= fewest) for each in images]
+    sent = [own.select(chosen) for own, chosen in zip(sums, large, strict=True)]
+    total = sum(sent[1:], sent[0])
+
+    def choose_at(k: int, others: Sums, kappas: Sequence[int]) -> tuple[float, int]:
+        rng = rng_for(settings.seed, "folds", hospital=names[k])
+        return choose(others, images[k], RIDGES, kappas, rng)
 
     def solve_at(k: int, others: Sums, kappas: Sequence[int]) -> Head:
-        rng = rng_for(settings.seed, "folds", hospital=names[k])
-        ridge, kappa = choose(others, images[k], RIDGES, kappas, rng)
+        ridge, kappa = choose_at(k, others, kappas)
         return solve(others + sums[k] * (1 + kappa), ridge)
 
     def test(head: Head, k: int) -> Metrics:
         held_out = parts[k].test
+        if len(held_out.labels.unique()) < 2:
+            return {}
         scores = head.scores(held_out.images.flatten(1)).softmax(dim=1)
         return score(scores, held_out.labels)
 
     every = range(len(names))
     alone = [solve_at(k, sums[k] * 0, [0]) for k in every]
     first = names.index(min(names))  # it chooses λ, as in a ring of `sums`
-    shared = solve_at(first, total - sums[first], [0])
+    shared = solve(total, choose_at(first, total - sent[first], [0])[0])
     found = {
-        name: [(test(alone[k], k), test(solve_at(k, total - sums[k], KAPPAS), k))]
+        name: [(test(alone[k], k), test(solve_at(k, total - sent[k], KAPPAS), k))]
         for k, name in enumerate(names)
     }
     at = [test(shared, k) for k in every]
@@ -183,7 +201,7 @@ def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) 
 
 
 def _mean(pairs: Sequence[tuple[Metrics, Metrics]], metric: str) -> Pair:
-    """The means of a metric over the pairs that have it: one class has no AUROC."""
+    """The means of a metric over the pairs that have it."""
     measured = [[test[metric] for test in pair] for pair in pairs if metric in pair[0]]
     alone, shared = zip(*measured, strict=True) if measured else ([nan], [nan])
     return fmean(alone), fmean(shared)
@@ -193,13 +211,14 @@ def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
     """The verdict on gains from `measure_gains`, and a table, as text."""
     home, elsewhere = (gains[place]["balanced-accuracy"].difference for place in (HOME, ELSEWHERE))
     width = max(map(len, gains))
+    every = max(len(gain.pairs) for metrics in gains.values() for gain in metrics.values())
     lines = [judge_gain(home, elsewhere)]
     for metric, title in METRICS.items():
         lines += ["", f"{title:{width}}  alone  taking part  difference"]
         for name, metrics in gains.items():
-            gain, every = metrics[metric], len(metrics["balanced-accuracy"].pairs)
+            gain = metrics[metric]
             if (count := len(gain.pairs)) < 2:
-                lines.append(f"{name:{width}}  –")
+                lines.append(f"{name:{width}}  – (its test images show one class)")
                 continue
             alone, shared = (100 * fmean(each) for each in zip(*gain.pairs, strict=True))
             value, interval = points(gain.difference)

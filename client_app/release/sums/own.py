@@ -50,6 +50,12 @@ def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Ge
     return Images(features, data.train.labels.cpu(), owners, len(data.classes), weights, factor)
 
 
+def patients_by_class(images: Images) -> NDArray[np.int64]:
+    """The number of training patients of each class, [K]."""
+    labels = images.labels.numpy()
+    return np.array([len(np.unique(images.patients[labels == c])) for c in range(images.classes)])
+
+
 def factor_for(settings: SumsSettings, images: int) -> int:
     """The whole number that multiplies the sums of a hospital with so many images."""
     return round(ALIKE / images) if settings.weights == "equal" else 1
@@ -122,10 +128,7 @@ class OwnSums:
 
     @cached_property
     def _patients(self) -> NDArray[np.int64]:
-        """The training patients of each class [K]."""
-        images, labels = self.images, self.images.labels.numpy()
-        patients = [len(np.unique(images.patients[labels == c])) for c in range(images.classes)]
-        return np.array(patients)
+        return patients_by_class(self.images)
 
     @cached_property
     def _large_classes(self) -> Tensor:
