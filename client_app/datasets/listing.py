@@ -234,8 +234,10 @@ def _entry(
     for name in needed:
         if not field[name]:
             raise _RowError(f"has nothing in the column '{name}'")
-    split, number = field.get("split", "").lower(), field.get("slice", "")
-    task = field.get("task", "")
+    number = field.get("slice", "")
+    # New images without labels have no part in a run.
+    split, task = (field.get(name, "") if "label" in needed else "" for name in ("split", "task"))
+    split = split.lower()
     if split not in ("", "train", "test"):
         raise _RowError("must have 'train', 'test' or nothing in the column 'split'")
     if number and not (number.isdecimal() and len(number) < 10):

@@ -182,6 +182,9 @@ def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
     folder = manifest(f"image,label,{column}\n0.png,a,\n1.png,a,{value}\n")
 
     assert list_manifest(str(folder)).unusable == [Unusable("row 3 (1.png)", reason)]
+    # New images need neither split nor task; a slice tells what to open.
+    unlabelled = list_manifest(str(folder), ["image"])
+    assert len(unlabelled.unusable) == (column == "slice")
 
 
 def test_optional_columns(manifest):
