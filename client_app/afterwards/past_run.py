@@ -128,6 +128,17 @@ class PastRun:
         """The folder of the run's models at home."""
         return self.folder / "models" / self.run
 
+    @cached_property
+    def strategy(self) -> str:
+        """The name of the run's method; empty if neither ledger nor a model at home has it."""
+        of_models = [str(model.settings["strategy"]) for model in self.models.values()]
+        return str(self.settings.get("strategy", of_models[0] if of_models else ""))
+
+    @property
+    def own_file(self) -> Path:
+        """The path of the hospital's model before the first hand-off; it may not exist."""
+        return self.home / "own" / f"{self.site}{SUFFIX}"
+
     @property
     def alone_file(self) -> Path:
         """The path of the hospital's model after equal training alone; it may not exist."""

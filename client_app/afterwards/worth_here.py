@@ -21,14 +21,14 @@ from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError
 from pages.figures import Assessment, assessment
-from pages.verdicts.home import ALL_ROUNDS
+from pages.verdicts.home import ALL_ROUNDS, OWN_SUMS
 from strategies.protocol.order import Order
 
 
 def released_assessments(past: PastRun) -> list[Assessment]:
     """Released assessments of models, of their mean, and of the own model before hand-offs."""
     return [
-        _assessment(about, past.site, figures, past.classes)
+        _assessment(about, past.site, figures, past.classes, _own_name(past))
         for about, figures in past.released_figures().items()
         if "balanced-accuracy" in figures
     ]
@@ -53,8 +53,8 @@ def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
     if longer:
         own_outputs = details.outputs("", load_file(past.alone_file)[0].to(hospital.device))
     if figures := details.alone_figures(own_outputs):
-        rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
-        rows[-1]["model"] = ALL_ROUNDS if longer else past.site
+        own = ALL_ROUNDS if longer else _own_name(past)
+        rows.append(_assessment("standalone", past.site, figures, hospital.data.classes, own))
     outputs: list[Outputs] = []
     for lineage, file in past.files.items():
         outputs.append(details.outputs("", load_file(file)[0].to(hospital.device)))
@@ -98,10 +98,16 @@ def _roc(labels: Tensor, outputs: Tensor) -> list[tuple[list[float], list[float]
     return curves
 
 
+def _own_name(past: PastRun) -> str:
+    """The name of the hospital's own model of a run."""
+    return OWN_SUMS if past.strategy == "sums" else past.site
+
+
 def _assessment(
-    about: str, site: str, figures: Mapping[str, float], classes: Sequence[str]
+    about: str, site: str, figures: Mapping[str, float], classes: Sequence[str], own: str = ""
 ) -> Assessment:
+    """An assessment of a model, the "ensemble", or the model `own` ("standalone")."""
     kind = about if about in ("ensemble", "standalone") else "model"
-    model = {"ensemble": "", "standalone": site}.get(about, about)
+    model = {"ensemble": "", "standalone": own}.get(about, about)
     known = {name: float(value) for name, value in figures.items()}
     return assessment(kind, model, site, known, classes)

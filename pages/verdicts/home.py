@@ -20,12 +20,15 @@ from pages.verdicts.model import (
 )
 from strategies.protocol.names import join_names
 
-ALL_ROUNDS = "trained alone for all rounds"  # the name of the hospital's own model
+# Names of the hospital's own model, where it is no model before the first hand-off
+ALL_ROUNDS = "trained alone for all rounds"
+OWN_SUMS = "from its own sums alone"
 ABOUT_GAIN = (
     "Differences in points of percent, with 95 % intervals over splits of the patients. Alone: a "
     "classifier of one department's images. Taking part: a classifier of the sums of all "
-    "departments; for its own patients a department may count its own sums more. Nothing left this "
-    "machine."
+    "departments; for its own patients a department may count its own sums more. As by the default "
+    "policy (sums.min-class-patients), a department's classes of few training patients add nothing "
+    "to the sums of all. Nothing left this machine."
 )
 SAME = "no interval: the same on every split"
 BESIDE = {"better": "better", "worse": "worse", "not shown": "not shown to be better or worse"}
@@ -44,7 +47,8 @@ def own_model(rows: Sequence[Assessment]) -> Assessment | None:
 
 def own_name(own: Assessment | None) -> str:
     """The words for the hospital's own model in a sentence."""
-    return ALL_ROUNDS if own and own["model"] == ALL_ROUNDS else "before the first hand-off"
+    named = own and own["model"] in (ALL_ROUNDS, OWN_SUMS)
+    return own["model"] if own and named else "before the first hand-off"
 
 
 def model_name(row: Assessment) -> str:
@@ -53,15 +57,15 @@ def model_name(row: Assessment) -> str:
 
 
 def is_own_better(best: Assessment, own: Assessment | None) -> bool:
-    """Whether the model that the hospital trained alone for all rounds is shown to be better."""
-    return best["compared"] == "worse" and own_name(own) == ALL_ROUNDS
+    """Whether the hospital's own model is finished, and is shown to be better."""
+    return best["compared"] == "worse" and own_name(own) in (ALL_ROUNDS, OWN_SUMS)
 
 
 def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
     """The advice on the model to use, with the reason and the objections."""
     own, name, figure = own_model(rows), model_name(best), number(best["balanced_accuracy"])
     if is_own_better(best, own):
-        text = f"{site}'s own, {ALL_ROUNDS}: the best of the others, {name} (balanced accuracy "
+        text = f"{site}'s own, {own_name(own)}: the best of the others, {name} (balanced accuracy "
         text += f"{figure}), is worse here."
     elif not is_useful(best):
         return (
@@ -76,6 +80,8 @@ def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
             text += f", but for {site}'s own {own_name(own)} with {number(alone)}; neither is "
             text += "shown to be better"
         text += "."
+        if is_noised(rows):
+            text += " These figures have noise, so another model may be better (--data-dir tells)."
         if sum(row["kind"] != "standalone" for row in rows) > 1:
             text += (
                 " It was chosen by its own test images, so it is probably a little worse on new "

@@ -39,8 +39,8 @@ from learning.evaluation import probabilities
 from learning.export import load_model
 from learning.model_card import model_card
 from learning.samples import Samples
-from pages.figures import assessment
-from pages.verdicts.home import ALL_ROUNDS, judge_home
+from pages.figures import assessment, is_noised
+from pages.verdicts.home import ALL_ROUNDS, OWN_SUMS, judge_home
 from pages.verdicts.model import is_useful
 from strategies.protocol.files import parse_toml
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -354,6 +354,21 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     best = "graz's own, trained alone for all rounds: the best of the others, 'wien'"
     assert told["advice"].startswith(best)
     assert told["model"] == f"{past.run}/alone/graz"
+    vars(past)["strategy"] = "sums"
+    told = advice(past, [own_one | {"model": OWN_SUMS}, other])
+    best = "graz's own, from its own sums alone: the best of the others, 'wien'"
+    assert told["advice"].startswith(best)
+    assert told["model"] == f"{past.run}/own/graz"
+
+
+def test_advice_by_noised_figures_says_so(place):
+    past = PastRun.find("graz", place / "store", None)
+    of = {"num-examples": 40.0, "images-of-class-0": 20.0, "images-of-class-1": 20.0}
+    exact = of | estimate("balanced-accuracy", 0.9)
+    for figures, noised in ((exact, False), (exact | {"balanced-accuracy-noise": 0.1}, True)):
+        row = assessment("model", past.site, "graz", figures, "ab")
+        assert is_noised([row]) == noised
+        assert ("have noise" in advice(past, [row])["advice"]) == noised
 
 
 def test_an_average_has_no_list_of_its_hospitals(place):

@@ -90,7 +90,7 @@ def page(
     """
     return render(
         "hospital",
-        f"{run.method(past)} at {past.site}, {run.dates(past)}",
+        f"{past.strategy or 'A run'} at {past.site}, {run.dates(past)}",
         run=past.run,
         site=past.site,
         ledger=bool(past.lines),

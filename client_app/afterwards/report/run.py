@@ -42,7 +42,7 @@ def _facts(past: PastRun) -> list[tuple[str, object]]:
     asked = settings.get("num-server-rounds")
     sealed = "yes: the server could read no model" if settings.get("sealed") else "no"
     return [
-        ("method", method(past)),
+        ("method", past.strategy),
         ("when", dates(past)),
         ("rounds", f"{max(rounds)} of {asked}" if rounds and asked else ""),
         ("hospitals in the models here", ", ".join(sorted(members))),
@@ -74,12 +74,6 @@ def _received_lines(past: PastRun) -> Iterator[str]:
     if lent := sorted({each.partition("=")[0] for each in buffers}):
         noun = noun_of(past.tables)
         yield f"synthetic {noun}s of: {', '.join(lent)}"
-
-
-def method(past: PastRun) -> str:
-    """The name of the method."""
-    of_models = [str(model.settings["strategy"]) for model in past.models.values()]
-    return str(past.settings.get("strategy", of_models[0] if of_models else "A run"))
 
 
 def dates(past: PastRun) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from client_app.afterwards.home import place_of
 from client_app.afterwards.past_run import PastRun
-from client_app.afterwards.report.run import method
 from learning.export import ModelManifest
 from pages import plots
 from pages.figures import Assessment
@@ -66,7 +65,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         ],
         "own": own_name(alone),
         "own_known": alone is not None,
-        "can_alone": method(past) != "sums" and past.settings.get("tasks", 1) == 1,
+        "can_alone": past.strategy != "sums" and past.settings.get("tasks", 1) == 1,
         "all_rounds": past.alone_file.exists(),
         "by_class": _recall_picture(best, alone),
         "best": _class_by_class(best),
@@ -150,7 +149,8 @@ def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
         together = best["kind"] == "ensemble"
         chosen = models[0] if together else best["model"]
         if is_own_better(best, own_model(rows)):
-            chosen, together = place_of(past.alone_file, past.home), False
+            own = past.own_file if past.strategy == "sums" else past.alone_file
+            chosen, together = place_of(own, past.home), False
         applied = "this mean" if together else "this model"
         text = advise(past.site, best, rows)
         if absent:
