@@ -134,11 +134,10 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     require(known, "dataset", dataset, f"one of {', '.join(names)}")
     several = kind in ("folder", "manifest") and hospitals != 1  # one path may have a comma
     sources = rest.split(",") if several else [rest]
-    if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
-        wanted = {"npz": "file", "manifest": "folder or file"}.get(kind, "folder")
-        for source in sources:
-            allowed = f"an absolute path; there is no {wanted} '{source}'"
-            require(_is_there(kind, Path(source.strip())), "dataset", dataset, allowed)
+    wanted = KINDS[kind].place or ("folder" if rest.startswith("/") else "")
+    for source in sources if wanted else ():
+        allowed = f"an absolute path; there is no {wanted} '{source}'"
+        require(_is_there(wanted, Path(source.strip())), "dataset", dataset, allowed)
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
         folders = [Path(source.strip().removesuffix("/manifest.csv")) for source in sources]
@@ -156,7 +155,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     given = settings.tasks > 1 and settings.task_cut == "given"
     allowed = "another value unless the images are in a manifest, which has the column 'task'"
     require(kind == "manifest" or not given, "task-cut", settings.task_cut, allowed)
-    numbered = [str(k) for k in range(10)] if kind in ("digits", "mnist") else []
+    numbered = [str(k) for k in range(KINDS[kind].classes)]
     if classes := settings.class_names or numbered:
         outputs(classes, settings)
     if numbered:
@@ -178,15 +177,13 @@ def _check_digits(settings: Settings, numbered: Sequence[str], hospitals: int | 
     require(tested, "test-fraction", settings.test_fraction, allowed)
 
 
-def _is_there(kind: str, path: Path) -> bool:
-    """Whether the source of a data set has an absolute path, and can be read."""
-    if kind in ("folder", "manifest"):
-        path = expand(path)
-    if kind == "manifest":
-        there = path.is_file() or bool(manifests_in(path))
-    else:
-        there = path.is_file() if kind == "npz" else path.is_dir()
-    return path.is_absolute() and there
+def _is_there(wanted: str, path: Path) -> bool:
+    """Whether the source of a data set, a `Kind.place`, has an absolute path and can be read."""
+    if wanted == "file":
+        return path.is_absolute() and path.is_file()
+    path = expand(path)
+    manifest = wanted != "folder" and (path.is_file() or bool(manifests_in(path)))
+    return path.is_absolute() and (manifest or (wanted == "folder" and path.is_dir()))
 
 
 def _check_files(settings: Settings) -> None:

@@ -11,16 +11,18 @@ class Kind(NamedTuple):
 
     title: str  # name in the title of a report
     rest: str = ""  # the part of the setting after the ':'; empty = the setting has no ':'
+    place: str = ""  # "file", "folder" or "folder or file" that `rest` names; empty = none
     side: int = 0  # pixels a side of images, which are grey and name no site; 0 = unknown
+    classes: int = 0  # number of classes, named 0, 1, ...; 0 = unknown
 
 
 KINDS = {
-    "digits": Kind("scikit-learn's handwritten digits", side=8),
-    "mnist": Kind("MNIST", side=28),
-    "npz": Kind("arrays from a file", "<absolute file>"),
+    "digits": Kind("scikit-learn's handwritten digits", side=8, classes=10),
+    "mnist": Kind("MNIST", side=28, classes=10),
+    "npz": Kind("arrays from a file", "<absolute file>", "file"),
     "hf": Kind("a data set of the Hugging Face hub", "<name on the hub, or absolute folder>"),
-    "folder": Kind("the hospitals' own images", "<absolute folder>"),
-    "manifest": Kind("the hospitals' own images", "<absolute folder or file>"),
+    "folder": Kind("the hospitals' own images", "<absolute folder>", "folder"),
+    "manifest": Kind("the hospitals' own images", "<absolute folder or file>", "folder or file"),
 }
 
 
