@@ -1,7 +1,12 @@
 """Tests of client_app/authority/policy.py: what a hospital allows, whatever a run asks for."""
 
+import re
+from pathlib import Path
+from typing import get_type_hints
+
 import pytest
 
+import client_app
 from cli import main
 from client_app.authority.identity import Identity
 from client_app.authority.members import add_member
@@ -56,6 +61,16 @@ def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
         Policy.read().check(Settings.parse({**defaults(), **settings}))
     assert refusal.value.rule == rule
     assert rule not in str(refusal.value)
+
+
+def test_every_rule_is_applied():
+    """A rule that no code reads would look like protection."""
+    files = Path(client_app.__path__[0]).rglob("*.py")
+    code = "\n".join(file.read_text("utf-8") for file in files)
+    for table, rules in get_type_hints(Policy).items():
+        for rule in get_type_hints(rules):
+            name = rule.replace("_", "-")
+            assert rule == "table" or re.search(rf'\.{rule}\b|"{name}"', code), f"{table}.{name}"
 
 
 @pytest.mark.parametrize("method", ["stylegan2-ada", "dp-mean-embedding"])

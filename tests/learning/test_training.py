@@ -200,7 +200,7 @@ def test_images_that_do_not_count_do_not_fill_a_step(own, others, size, steps, l
     assert len(used[used >= own].unique()) == (used >= own).sum()
     assert len(cut) == steps
     assert max(map(len, cut)) <= largest + repeats * 7
-    assert repeats or (max(map(len, cut)), more.max()) == (largest, 0)
+    assert repeats or (max(map(len, cut)), more.max().item()) == (largest, 0)
     assert [each.tolist() for each in batches(order, size, 8, count)] == [
         each.tolist() for each in batches(order, size, 8)
     ]
