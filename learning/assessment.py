@@ -139,11 +139,6 @@ class Shares:
     images: Floats  # images of each patient that belong to a share [A, G]
     right: Floats  # right images among these [A, G]
 
-    @property
-    def values(self) -> dict[str, float]:
-        """The value of each share."""
-        return dict(zip(self.names, self.right.sum(axis=1) / self.images.sum(axis=1), strict=True))
-
     @cached_property
     def worth(self) -> dict[str, float]:
         """The least effective number of patients of each share.

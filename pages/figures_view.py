@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import nan
 
 from pages import plots
-from pages.figures import Assessment, Figure, number, size
+from pages.figures import MEANS, Assessment, Figure, number, size
 from pages.page import Marked
 from pages.plots import Line, Picture
 from pages.verdicts.model import compare_with_own
@@ -12,6 +12,8 @@ from pages.verdicts.model import compare_with_own
 NO_BREAK = "\N{NO-BREAK SPACE}"
 CLASS = ("images", "right", "share right")
 ONE_VS_REST = ("sensitivity", "specificity")
+# Heads of the further figures of a model, beside the balanced accuracy
+MORE = ("accuracy", "share of the largest class", *(name.upper() for name in MEANS))
 
 
 def compared_cell(row: Assessment) -> object:
@@ -34,9 +36,11 @@ def size_cell(row: Assessment) -> str:
     return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
 
 
-def largest_class_cell(largest: Assessment | None) -> str:
-    """The share of the class with most images, and its name."""
-    return f"{largest['share']:.3f} ({largest['name']})" if largest else "not reported"
+def more_cells(row: Assessment) -> list[object]:
+    """Cells of the further figures of a model, under `MORE`."""
+    largest = row["largest_class"]
+    of_largest = f"{largest['share']:.3f} ({largest['name']})" if largest else "not reported"
+    return [figure_cell(row["accuracy"]), of_largest, *(figure_cell(row[key]) for key in MEANS)]
 
 
 def whole_number(count: float | None) -> str:

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from pages.figures import (
+    MEANS,
     Assessment,
     Figure,
     Headline,
@@ -78,7 +79,7 @@ def _pool_model(kind: str, model: str, tests: Sequence[Assessment]) -> Assessmen
         "patients": _patients(tests),
         "balanced_accuracy": balanced,
         "accuracy": _weighted_mean(tests, "accuracy", images),
-        **{name: _weighted_mean(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
+        **{name: _weighted_mean(tests, name, [1.0] * len(tests)) for name in MEANS},
         "largest_class": largest_class(classes),
         "classes": classes,
         "confusion": [

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from learning.intervals import Z
 from pages.figures import Figure
 from strategies.engine.events import UNDO, Event, visits
+from strategies.protocol.may_leave import TESTED
 
 Pair = tuple[str, str]  # model, hospital
 Metrics = Mapping[str, float]
 Tests = dict[Pair, Metrics]
 
 LAST_ROUNDS = 10  # rounds that count as the end of a run
-METRICS = ("accuracy", "balanced-accuracy", "auroc")
 # Prefixes of accuracies on the images of one task: among all classes, or among its own.
 OF_TASK, IN_TASK = "accuracy-of-task-", "accuracy-in-task-"
 PHASES = ("prepare", "train", "evaluate", "serialise")
@@ -130,11 +130,9 @@ class RoundEvents:
     def federation(self) -> dict[str, tuple[float, float, float]]:
         """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
         if isinstance(self.cross, str):
-            return {
-                metric: _sampled_mean(metric, self.tests, self.held_pairs) for metric in METRICS
-            }
+            return {metric: _sampled_mean(metric, self.tests, self.held_pairs) for metric in TESTED}
         tests = self.complete_tests.values()
-        return {metric: (average(tests, metric), nan, nan) for metric in METRICS}
+        return {metric: (average(tests, metric), nan, nan) for metric in TESTED}
 
     @cached_property
     def ensemble(self) -> dict[str, Metrics]:
@@ -375,7 +373,7 @@ def convergence(hospitals: Iterable[str], tests: Tests) -> dict[str, dict[str, f
     for (_, hospital), metrics in tests.items():
         at[hospital].append(metrics)
     return {
-        hospital: agreement(*([each.get(name, nan) for each in own] for name in METRICS[:2]))
+        hospital: agreement(*([each.get(name, nan) for each in own] for name in TESTED[:2]))
         for hospital, own in at.items()
     }
 

@@ -171,6 +171,21 @@ def round_figure(compute: Callable[[RoundEvents], float], label: str = "") -> An
     return field(metadata={"round": compute, "label": label})
 
 
+def _home_figure(metric: str, label: str = "") -> Any:
+    """1/N Σ A[held by j, j]: the model that j holds after the hand-off."""
+    return round_figure(lambda r: average(r.home_tests.values(), metric), label)
+
+
+def _federation_figure(metric: str, end: int = 0, label: str = "") -> Any:
+    """1/(M·N) ΣΣ A[m, j], or an end of its interval, if it is an estimate."""
+    return round_figure(lambda r: r.federation[metric][end], label)
+
+
+def _ensemble_figure(metric: str, label: str = "") -> Any:
+    """1/N Σ A[mean of all models, j]."""
+    return round_figure(lambda r: average(r.ensemble.values(), metric), label)
+
+
 def _status(run: Record) -> str:
     if run.error:
         return "failed"
@@ -279,39 +294,27 @@ class Summary:
     # personalized one; without balanced accuracies, in the accuracy.
     noise: float = round_figure(attrgetter("noise"))
     # 1/N Σ A[held by j, j]: the model that j holds after the hand-off.
-    personalized_accuracy: float = round_figure(
-        lambda r: average(r.home_tests.values(), "accuracy"), "held (accuracy)"
-    )
-    personalized_balanced_accuracy: float = round_figure(
-        lambda r: average(r.home_tests.values(), "balanced-accuracy"), "held"
-    )
-    personalized_auroc: float = round_figure(lambda r: average(r.home_tests.values(), "auroc"))
+    personalized_accuracy: float = _home_figure("accuracy", "held (accuracy)")
+    personalized_balanced_accuracy: float = _home_figure("balanced-accuracy", "held")
+    personalized_auroc: float = _home_figure("auroc")
     # 1/(M·N) ΣΣ A[m, j]: the mean over all pairs of model and hospital. If a sample of the pairs is
     # tested (`evaluate.cross`), it is an estimate; `low` and `high` are the ends of its 95 %
     # interval. They are NaN if all pairs are tested, or too few.
-    federation_accuracy: float = round_figure(lambda r: r.federation["accuracy"][0], "accuracy")
-    federation_balanced_accuracy: float = round_figure(
-        lambda r: r.federation["balanced-accuracy"][0], "balanced accuracy"
+    federation_accuracy: float = _federation_figure("accuracy", label="accuracy")
+    federation_balanced_accuracy: float = _federation_figure(
+        "balanced-accuracy", label="balanced accuracy"
     )
-    federation_auroc: float = round_figure(lambda r: r.federation["auroc"][0])
-    federation_accuracy_low: float = round_figure(lambda r: r.federation["accuracy"][1])
-    federation_accuracy_high: float = round_figure(lambda r: r.federation["accuracy"][2])
-    federation_balanced_accuracy_low: float = round_figure(
-        lambda r: r.federation["balanced-accuracy"][1]
-    )
-    federation_balanced_accuracy_high: float = round_figure(
-        lambda r: r.federation["balanced-accuracy"][2]
-    )
-    federation_auroc_low: float = round_figure(lambda r: r.federation["auroc"][1])
-    federation_auroc_high: float = round_figure(lambda r: r.federation["auroc"][2])
+    federation_auroc: float = _federation_figure("auroc")
+    federation_accuracy_low: float = _federation_figure("accuracy", 1)
+    federation_accuracy_high: float = _federation_figure("accuracy", 2)
+    federation_balanced_accuracy_low: float = _federation_figure("balanced-accuracy", 1)
+    federation_balanced_accuracy_high: float = _federation_figure("balanced-accuracy", 2)
+    federation_auroc_low: float = _federation_figure("auroc", 1)
+    federation_auroc_high: float = _federation_figure("auroc", 2)
     # 1/N Σ A[mean of all models, j]: the ensemble (`evaluate.ensemble`).
-    ensemble_accuracy: float = round_figure(
-        lambda r: average(r.ensemble.values(), "accuracy"), "ensemble (accuracy)"
-    )
-    ensemble_balanced_accuracy: float = round_figure(
-        lambda r: average(r.ensemble.values(), "balanced-accuracy"), "ensemble"
-    )
-    ensemble_auroc: float = round_figure(lambda r: average(r.ensemble.values(), "auroc"))
+    ensemble_accuracy: float = _ensemble_figure("accuracy", "ensemble (accuracy)")
+    ensemble_balanced_accuracy: float = _ensemble_figure("balanced-accuracy", "ensemble")
+    ensemble_auroc: float = _ensemble_figure("auroc")
     # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's accuracy with equal weights of images.
     pooled_federation_accuracy: float = round_figure(
         lambda r: measures.pooled_accuracy(r.complete_tests.values())

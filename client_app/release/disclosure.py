@@ -59,7 +59,7 @@ from learning.evaluation import count_right, probabilities, score
 from learning.judgement import random_samples
 from learning.learners.prototypes import extract_features
 from learning.models.rotation import RotationNetwork
-from strategies.protocol.may_leave import METRICS, SHARE, metric_of
+from strategies.protocol.may_leave import METRICS, SHARE, TESTED, metric_of
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
@@ -68,7 +68,6 @@ from strategies.protocol.text import amount
 IMAGES = 1000  # training images at most for the training loss and for operating points
 WORST = 2.0  # upper limit of an image's loss, as a multiple of the loss of guessing
 GUARANTEE = ("gan-epsilon", "gan-delta")  # settings of the run: rounded down they would be false
-TESTED = ("accuracy", "balanced-accuracy", "auroc")  # figures that leave with their noise
 
 
 def open_disclosure(request: Inquiry) -> "Disclosure":

@@ -12,13 +12,14 @@ from pages import plots
 from pages.figures import Assessment, Figure, size
 from pages.figures_view import (
     CLASS,
+    MORE,
     ONE_VS_REST,
     class_cells,
     compared_cell,
     confusion,
     distinct_classes,
     figure_cell,
-    largest_class_cell,
+    more_cells,
     one_vs_rest_cells,
     reliability,
     size_cell,
@@ -49,6 +50,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         **_comparison_with_own(own, alone, chances),
         **_class_values(summary, own),
         "held_alone": many,
+        "head": ["balanced accuracy", *MORE, "images"],
         "everywhere": [[row["hospital"], *_cells(row)] for row in rows],
         "together": list(map(_cells, summary.pooled)),
         "confusions": [
@@ -162,9 +164,8 @@ def _class(name: str, at: Mapping[str, Assessment], against: bool) -> dict[str, 
 def _cells(row: Assessment) -> list[object]:
     return [
         MODELS.get(row["kind"], row["model"]),
-        *(figure_cell(row[key]) for key in ("balanced_accuracy", "accuracy")),
-        largest_class_cell(row["largest_class"]),
-        *(figure_cell(row[key]) for key in ("auroc", "ece")),
+        figure_cell(row["balanced_accuracy"]),
+        *more_cells(row),
         size_cell(row),
     ]
 

@@ -16,12 +16,13 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Metrics, Round, RoundEvents, average
+from server_app.measures import Metrics, Round, RoundEvents, average
 from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event, visits
 from strategies.protocol.extras import install_command
+from strategies.protocol.may_leave import TESTED
 from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require
 
@@ -172,7 +173,7 @@ def _hospital_figures(
     events: Sequence[Event], tests: Mapping[str, Metrics]
 ) -> Iterator[tuple[str, float]]:
     held = [tests.get(event.lineage, {}) for event in events if event.verb == "hand-off"]
-    for metric in METRICS:
+    for metric in TESTED:
         for figure, tested in (("federation", tests.values()), ("personalized", held)):
             name = f"{figure}_{metric.replace('-', '_')}"
             yield name, average(tested, metric)

@@ -155,6 +155,8 @@ _WITH_INTERVAL = {
     "specificity-of-class-#": SHARE,
     "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
 }
+# Figures of every test of a model.
+TESTED = ("accuracy", "balanced-accuracy", "auroc")
 METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
@@ -171,10 +173,7 @@ METRICS: Mapping[str, Range] = {
     "accuracy-of-task-#": SHARE,  # where images arrive in tasks: on the test images of task #
     "accuracy-in-task-#": SHARE,  # the same, with the task's classes as the only answers
     # The standard deviation of the noise in a figure; absent if the figure is exact.
-    "accuracy-noise": SHARE,
-    "balanced-accuracy-noise": SHARE,
-    "auroc-noise": SHARE,
-    "gain-noise": SHARE,
+    **{f"{name}-noise": SHARE for name in (*TESTED, "gain")},
     # With `evaluate.per-class`: test images of a class, and the number with a right answer.
     "images-of-class-#": COUNT,
     "right-of-class-#": AMOUNT,  # no whole number if the share has noise

@@ -61,7 +61,9 @@ def by_hand(outcome, rng, resamples=400):
 def estimates(sureness):
     outcome = sureness.outcome
     exact = score(torch.from_numpy(outcome.scores), torch.from_numpy(outcome.labels))
-    shares = outcome.shares.values
+    whole = outcome.shares
+    values = whole.right.sum(axis=1) / whole.images.sum(axis=1)
+    shares = dict(zip(whole.names, values, strict=True))
     found = {name: sureness.estimate_share(name, value) for name, value in shares.items()}
     recalls = [found[name] for name in shares if name.startswith("recall-")]
     weights = [1 / len(recalls)] * len(recalls)

@@ -11,12 +11,13 @@ from pages import plots
 from pages.figures import Assessment
 from pages.figures_view import (
     CLASS,
+    MORE,
     class_cells,
     compared_cell,
     confusion,
     distinct_classes,
     figure_cell,
-    largest_class_cell,
+    more_cells,
     one_vs_rest_cells,
     reliability,
     size_cell,
@@ -54,15 +55,8 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
             ]
             for row in shown
         ],
-        "more": [
-            [
-                _title(row),
-                figure_cell(row["accuracy"]),
-                largest_class_cell(row["largest_class"]),
-                *(figure_cell(row[key]) for key in ("auroc", "ece")),
-            ]
-            for row in shown
-        ],
+        "more": [[_title(row), *more_cells(row)] for row in shown],
+        "more_head": ["model", *MORE],
         "own": own_name(alone),
         "own_known": alone is not None,
         "can_alone": past.strategy != "sums" and past.settings.get("tasks", 1) == 1,
