@@ -102,6 +102,7 @@ class Asynchronous(Strategy):
         state.finished += trained is not None
         here = visit.hospital
         if trained:
+            state.last_trained[here] = visit.model
             state.failed = [each for each in state.failed if each != here]
         elif here not in state.failed:
             state.failed.append(here)
@@ -169,8 +170,9 @@ class Asynchronous(Strategy):
             self.take_back(state, hospital)
 
     def holders(self, state: State) -> dict[str, str]:
-        """The model that each hospital trains now or next."""
-        return {hospital: queue[0] for hospital, queue in state.queues.items() if queue}
+        """The model that each hospital trains now or next; if none waits, that it trained last."""
+        next_one = {hospital: queue[0] for hospital, queue in state.queues.items() if queue}
+        return {**state.last_trained, **next_one}
 
     def _rng(self, model: Model) -> np.random.Generator:
         return rng_for(self.settings.seed, "next", hop=model.turns, hospital=model.lineage)

@@ -78,6 +78,8 @@ class State:
     # For a method that does not wait: the models that each hospital will train, first one first.
     # Every model is in exactly one queue.
     queues: dict[str, list[str]] = field(default_factory=dict)
+    # For a method that does not wait: the model that each hospital trained last
+    last_trained: dict[str, str] = field(default_factory=dict)
     # For each visit that is under way, by its key: the round of its first order, its end in virtual
     # time, and the hospitals whose buffers are trained on
     ordered: dict[str, tuple[int, float, list[str]]] = field(default_factory=dict)
