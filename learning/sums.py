@@ -15,6 +15,8 @@ Shapes: `n` images, `d` features, `K` classes, `t = d (d + 1) / 2` entries of a 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -22,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 GRID = 2**12  # steps of a feature from 0 to 1
-ALIKE = 2**20  # the total weight of a hospital, if hospitals weigh alike
+ALIKE = 2**26  # the total weight of a hospital, if hospitals weigh alike
+ROWS = 4096  # images whose products are in memory at once
 SHARES = {"counts": 0.2, "firsts": 0.8, "seconds": 0.56}  # of an image's norm, for noise
 
 
@@ -87,8 +90,13 @@ def compute_sums(
 
     Longer vectors are scaled to norm 1. Weights are from 0 to 1, float [n]; None = 1.
     """
-    z = _shorten(features)
-    weights = z.new_ones(len(z)) if weights is None else weights.double()
+    weights = torch.ones(len(labels)) if weights is None else weights
+    parts = zip(*(each.split(ROWS) for each in (features, labels, weights)), strict=True)
+    return reduce(add, (_compute_sums(z, y, classes, w) for z, y, w in parts))
+
+
+def _compute_sums(features: Tensor, labels: Tensor, classes: int, weights: Tensor) -> Sums:
+    z, weights = _shorten(features), weights.double()
     steps = (z * weights.sqrt()[:, None] * GRID).trunc()
     parts = (z * weights[:, None] * GRID).trunc() * GRID
     upper = torch.triu_indices(z.shape[1], z.shape[1])

@@ -98,9 +98,9 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
     """
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture, activations  # imports torch
+    from learning.models.frozen import feature_width
     from learning.models.preprocessing import IMAGENET, have_unit_features, pixels_of
     from learning.models.pretrained import load_pretrained
-    from learning.models.taps import last_layer
     from learning.suited import check_suited
 
     names = {name.strip() for name in settings.model.split(",")}
@@ -118,7 +118,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
             if settings.train.freeze == "body":
                 if size:
                     activations(network)  # the body computes the features
-                network = network.head(last_layer(network.skeleton()).in_features)
+                network = network.head(feature_width(network.skeleton()))
             check_suited(learner, network, settings, sized=size > 0)
         except ModelError as error:
             text = f"The setting 'model' is {settings.model!r}. {error}"

@@ -94,6 +94,20 @@ def test_a_network_whose_last_layer_has_no_bias_is_refused_before_training():
         Body(network)
 
 
+def test_features_of_an_image_do_not_depend_on_the_images_beside_it(folder, tmp_path):
+    """Nor on settings that the network does not read. Their hashes show whether images changed."""
+    chosen = settings(dataset=f"folder:{folder}", partition="iid")
+    before = open_data(chosen, 0, 1, store=tmp_path)
+    label = next(path for path in folder.iterdir() if path.is_dir())
+    PIL.Image.fromarray(np.full((8, 8), 7, np.uint8)).save(label / "zz.png")
+    after = open_data(replace(chosen, mlp=replace(chosen.mlp, hidden="7")), 0, 1, store=tmp_path)
+    assert len(list(tmp_path.glob("features/*/*.npy"))) == 1
+    again = open_data(chosen, 0, 1, store=tmp_path / "other")
+    parts = (before.train, after.train, again.train)
+    rows = [{*map(bytes, each.pixels.flatten(1).numpy())} for each in parts]
+    assert rows[0] < rows[1] == rows[2]
+
+
 def test_features_are_computed_once(tmp_path, digits, monkeypatch):
     datasets._pool_and_shares.cache_clear()
     monkeypatch.setattr(features, "_compute", None)

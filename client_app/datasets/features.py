@@ -4,8 +4,9 @@ A store keeps them in a file for each data set, form of images and network:
 
     features/<data set>/<form and network>.npy    for each image its `id`, and `z` float32 [d]
 
-An image is computed again only if its pixels change. Rows of images that are no longer in the data
-set are removed. The file is saved from time to time, so that a kill loses a minute of work.
+An image is computed again only if its pixels change, or the code that computes features. Rows of
+images that are no longer in the data set are removed. The file is saved from time to time, so that
+a kill loses a minute of work.
 
 Features have 32 bits, so that sums of them, and a model that is exported whole, agree with the run.
 They take a thirtieth of the pixels of an image of 224 x 224.
@@ -14,8 +15,11 @@ Shapes: `N` images, `C` channels, `H, W` pixels, `d` features.
 """
 
 import hashlib
+import zlib
 from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +32,7 @@ from client_app.datasets.library import VERSION
 from client_app.datasets.pool import Pool
 from client_app.store import hold_lock, own_folder
 from learning.judgement import random_samples
+from learning.models import frozen, pixels, small
 from learning.models.frozen import Body
 from learning.models.whole import frozen_network
 from learning.samples import Samples
@@ -35,6 +40,10 @@ from strategies.protocol.console import Pace
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings
 
+# A hash of the code between pixels and features; `VERSION` is that of the decoders.
+CODE = zlib.crc32(
+    b"".join(Path(str(module.__file__)).read_bytes() for module in (frozen, pixels, small))
+)
 BATCH = 32  # images in a pass
 SAVED = 16 * BATCH  # images between two saves
 
@@ -51,6 +60,7 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
     network, whole = frozen_network(settings, pool.images.shape[1:])
     body = Body(network)
     facts = [settings.image_size, settings.image_fit, settings.image_channels, whole.to_json()]
+    facts += [CODE, *(_version(package) for package in ("timm", "torchvision"))]
     data, form = (
         hashlib.sha256(text.encode()).hexdigest()[:16] for text in (settings.dataset, repr(facts))
     )
@@ -69,6 +79,11 @@ def add_features(pool: Pool, settings: Settings, store: Path, machine: MachineRu
     hashes = None if pool.contents else ids.astype(str).tolist()
     z = table["z"][:, :, None, None]
     return replace(pool, images=z, rows=None, pixel_hashes=hashes, whole=whole)
+
+
+def _version(package: str) -> str:
+    """The version of an installed package; empty if it is not installed."""
+    return metadata.version(package) if find_spec(package) else ""
 
 
 def _identities(pool: Pool) -> NDArray[np.bytes_]:
@@ -110,8 +125,9 @@ def _compute(
     for start in range(0, len(missing), BATCH):
         pace(start, len(missing))
         batch = missing[start : start + BATCH]
-        images = torch.from_numpy(pool.images[rows[batch]])
-        new["z"][batch] = body(images.to(device)).cpu().numpy()
+        # Always as many images: the last bits of a feature depend on their number.
+        images = torch.from_numpy(pool.images[rows[np.resize(batch, BATCH)]])
+        new["z"][batch] = body(images.to(device))[: len(batch)].cpu().numpy()
         done[batch] = True
         if (start + BATCH) % SAVED == 0:
             _save(file, new[done])

@@ -28,7 +28,9 @@ def frozen_network(settings: Settings, shape: Sequence[int]) -> tuple[nn.Module,
         ModelError: The network cannot be built, or the weights are missing or do not fit it.
     """
     channels, height, width = shape
-    hidden, pixels = settings.mlp.widths, pixels_of(settings, settings.model)
+    # Other models ignore these widths, and their features are not computed again for new ones.
+    hidden = settings.mlp.widths if settings.model == "mlp" else ()
+    pixels = pixels_of(settings, settings.model)
     whole = Architecture(settings.model, channels, height, width, 2, hidden, pixels)
     with use_seed(rng_for(settings.seed, "body")):
         network = whole.build()

@@ -119,13 +119,15 @@ def test_earlier_tasks_neither_make_a_leak_nor_hide_one(tmp_path, remembers, mem
     assert noted(tmp_path)[0]["by-loss"]["attack"]["others"] == 20
 
 
-def test_a_task_without_a_test_image_is_not_attacked(tmp_path, caplog):
+def test_a_model_that_cannot_be_attacked_meets_no_limit(tmp_path, caplog):
     request = asked(tmp_path)
     data = request.hospital.data
     parts = {"train": replace(data.train, tasks=np.full(80, 2))}
     parts["test"] = replace(data.test, tasks=np.ones(40))
     request.hospital.data = replace(data, **parts)
-    attack_model(request, Memorising([]), LABEL, rules(0.2))
+    attack_model(request, Memorising([]), LABEL, rules(1.0))
+    with pytest.raises(PolicyError):
+        attack_model(request, Memorising([]), LABEL, rules(0.2))
     assert not (tmp_path / FILE).exists()
     assert "needs 2 training patients and 1 test image" in caplog.text
 

@@ -151,7 +151,8 @@ class OwnSums:
         `exact` are the same sums without noise.
 
         Returns:
-            The largest leak that is certain (upper end of its interval); 0 without any.
+            The largest leak that is certain (upper end of its interval); 0 without any, and 1 if no
+            class has held-out images for an attack.
 
         Raises:
             PolicyError: They reveal more of the training members than the policy allows.
@@ -174,6 +175,7 @@ class OwnSums:
                 (SHARES["firsts"], SHARES["seconds"]),
             )
         leak = max((leak.high for leak in report.leaks if exceeds(leak, 0)), default=0.0)
+        leak = leak if report.leaks else 1.0
         rules.uphold("max-membership", leak)
         noted = {
             "task": self.request.order.task,
