@@ -15,6 +15,7 @@ hospital with images of its own refuses them.
 The hospital's half: learning/learners/centralized.py.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 from strategies.cwt_serial import CWTSerial
@@ -52,6 +53,10 @@ class Centralized(CWTSerial):
     def task_at(self, server_round: int, hospital: str = "") -> int:
         """The last task: the images of all tasks are there from the start."""
         return super().task_at(self.settings.num_server_rounds)
+
+    def arrived_tasks(self, server_round: int, hospitals: Iterable[str]) -> list[int]:
+        """All tasks until the last one, whatever the order in which hospitals would have them."""
+        return []
 
     def plan(self, state: State) -> list[Visit]:
         """The first hospital trains the model, with the buffers of all hospitals if any."""

@@ -121,6 +121,16 @@ def test_every_strategy_trains_on_tasks(tmp_path, strategy):
     assert means(ledger, "accuracy-of-task-2").keys() == ({1, 2} if last else {2})
 
 
+@pytest.mark.parametrize("stream", [{"task_order": "shuffled"}, {"task_spread": 0.5}])
+def test_centralised_training_has_all_tasks_whatever_their_order(tmp_path, stream):
+    changes = {"strategy": "centralized", "dataset": small(tmp_path), "num_server_rounds": 4}
+    _, ledger, grid = federate(tmp_path, **changes, **stream)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    orders = [m.content["order"] for m in grid.sent if "order" in m.content]
+    assert {(o["task"], *o["arrived"]) for o in orders if o["round"]} == {(2,)}
+    assert means(ledger, "accuracy-of-task-1").keys() == {1, 2, 3, 4}
+
+
 HANDED_ON = [
     *({"strategy": "fedavg"}, {"strategy": "cwt"}, {"strategy": "cwt-serial"}),
     *({"strategy": "rwt"}, {"strategy": "rwt", "asynchronous": True}, {"strategy": "standalone"}),

@@ -17,7 +17,6 @@ from strategies.engine.visit import Visit
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
-from strategies.protocol.streams import arrived_tasks
 
 AboutT = TypeVar("AboutT")
 Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
@@ -71,7 +70,7 @@ class Run:
             learner=self.strategy.learner,
             run=self.state.run,
             task=self.strategy.task_at(tested, hospital),
-            arrived=arrived_tasks(self.settings, tested, self.state.hospitals) if tested else [],
+            arrived=self.strategy.arrived_tasks(tested, self.state.hospitals) if tested else [],
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
             asynchronous=self.settings.asynchronous,

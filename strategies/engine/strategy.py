@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
 from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, SettingsError, require
-from strategies.protocol.streams import task_at
+from strategies.protocol.streams import arrived_tasks, task_at
 
 
 class RunError(RuntimeError):
@@ -101,6 +101,10 @@ class Strategy(ABC):
     def task_at(self, server_round: int, hospital: str = "") -> int:
         """The task whose images are at a hospital in a round (strategies/protocol/streams.py)."""
         return task_at(self.settings, server_round, hospital)
+
+    def arrived_tasks(self, server_round: int, hospitals: Iterable[str]) -> list[int]:
+        """The tasks that any hospital has had until a round; empty = all until the present one."""
+        return arrived_tasks(self.settings, server_round, hospitals)
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in the first models of hospitals that have joined, in order of their names."""
