@@ -84,6 +84,7 @@ class ModelManifest:
     # or `none`>"
     not_own: list[str] = field(default_factory=list)
     resized: str = RESIZED  # interpolation of the images
+    tasks: int = 1  # number of tasks in which the run's images arrived
 
     @classmethod
     def from_label(
@@ -115,6 +116,7 @@ class ModelManifest:
             tested={name: dict(figures) for name, figures in (tested or {}).items()},
             date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             code=code_hash(),
+            tasks=settings.tasks,
         )
 
     @property

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 GRID = 2**12  # steps of a feature from 0 to 1
-ALIKE = 2**26  # the total weight of a hospital, if hospitals weigh alike
+ALIKE = 2**24  # the total weight of a hospital, if hospitals weigh alike
 ROWS = 4096  # images whose products are in memory at once
 SHARES = {"counts": 0.2, "firsts": 0.8, "seconds": 0.56}  # of an image's norm, for noise
 

@@ -18,7 +18,8 @@ arXiv:2405.16240), FedCGS (Guan et al., AAAI 2025, arXiv:2503.06962). A round is
 
 A hospital that is away is missing from the ring, and joins the next one. In a run with tasks each
 hospital also adds the sums of its earlier tasks, so nothing is forgotten. A task in which it was
-away is never added.
+away is never added. A hospital without images of the present task is missing from the ring, with
+all its sums.
 
 Deviations:
  1. Sums are of whole numbers modulo 2^64, so addition is exact (learning/sums.py).

@@ -20,7 +20,7 @@ from learning.closed_form import RIDGES, solve
 from learning.intervals import Estimate
 from learning.models import Architecture
 from learning.suited import check_suited
-from learning.sums import Images, Sums, compute_sums
+from learning.sums import ALIKE, Images, Sums, compute_sums
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -223,7 +223,7 @@ def test_nothing_is_forgotten_over_tasks(tmp_path, weights):
 def test_hospitals_that_weigh_equally_have_equal_masses_in_the_totals(tmp_path):
     state, _, _ = federate(tmp_path, sums__weights="equal")
     sizes = [own(tmp_path, k).counts.sum().item() >> 24 for k in range(3)]
-    expected = [own(tmp_path, k) * round(2**20 / sizes[k]) for k in range(3)]
+    expected = [own(tmp_path, k) * round(ALIKE / sizes[k]) for k in range(3)]
     assert equal(total(state), expected[0] + expected[1] + expected[2])
 
 

@@ -287,7 +287,7 @@ def _manifest(
         label,
         hospital.settings,
         disclosure.request.run.folder.name,
-        {hospital.name: count_images(hospital.data, disclosure.smallest)},
+        {hospital.name: count_images(hospital.select_task(0).data, disclosure.smallest)},
         {hospital.name: dict(figures)} if figures else {},
     )
 

@@ -31,10 +31,15 @@ def reopen_hospital(
             images; None = the models' own, which prepare and split images, and defaults.
 
     Raises:
-        DataError: The images cannot be used, or are not those of the run.
+        DataError: The images cannot be used, or are not those of the run, or arrived in tasks.
         ModelError: The network of `train.freeze` cannot make features of the images.
     """
     own = past.model
+    if own.tasks > 1:
+        raise DataError(
+            "Images of this run arrived in tasks. Its models are not tested again at home; the "
+            "figures of the run are in its report."
+        )
     settings = replace(
         settings or Settings.parse({**defaults(), **own.settings}),
         dataset=own_data(str(data_dir.absolute())),

@@ -409,7 +409,7 @@ class Noised(Disclosure):
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.data.train.patients))
-        unseen = len(np.unique(self.data.test.patients))
+        unseen = len(np.unique(self.data.held_out.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
             "release-median": train / 2,

@@ -36,7 +36,7 @@ from client_app.release.buffer.job import Release
 from client_app.store import Store
 from deploy.own_file import write_own
 from learning.evaluation import probabilities
-from learning.export import load_model
+from learning.export import load_model, save_model
 from learning.model_card import model_card
 from learning.samples import Samples
 from pages.figures import assessment, is_noised
@@ -369,6 +369,16 @@ def test_advice_by_noised_figures_says_so(place):
         row = assessment("model", past.site, "graz", figures, "ab")
         assert is_noised([row]) == noised
         assert ("have noise" in advice(past, [row])["advice"]) == noised
+
+
+def test_a_run_with_tasks_is_not_tested_again(place, report):
+    """The images would be those of another split, or of the first task alone."""
+    past = PastRun.find("graz", place / "store", None)
+    for file in past.files.values():
+        network, manifest = load_model(file)
+        save_model(file, network, replace(manifest, tasks=2))
+    _, errors, written = report(place, *own(place))
+    assert "Images of this run arrived in tasks" in errors + text_of(written)
 
 
 def test_an_average_has_no_list_of_its_hospitals(place):

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from client_app import hospital as hospital_module
+from client_app.afterwards import home
 from client_app.app import app
 from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets import LocalData, open_data
@@ -23,11 +24,12 @@ from client_app.release.noise import effects_of_tasks, step_of
 from client_app.session import session_for
 from client_app.store import Store
 from learning.evaluation import score
+from learning.models import Architecture
 from strategies.protocol.classes import outputs
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import bundle, parcel_in
+from strategies.protocol.parcel import Manifest, bundle, parcel_in
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.streams import task_at
@@ -87,6 +89,19 @@ def test_attacks_compare_with_test_images_of_the_trained_task():
     permuted = local([0, 1], task_cut="permuted", tasks=3, groups=[7, 8]).images_at(2)
     assert permuted.held_out.images.equal(permuted.test.images[2:])
     assert permuted.held_out.patients.tolist() == [7, 8]
+
+
+def test_a_model_at_home_counts_the_images_of_all_tasks(tmp_path):
+    config = run_config(tasks=2, partition="iid")
+    hospital = open_hospital(context(0, 20, config, **{"store-dir": str(tmp_path)}))
+    request = SimpleNamespace(hospital=hospital.select_task(2), run=Store(tmp_path / "7"))
+    disclosure: Any = SimpleNamespace(request=request, smallest=1)
+    network = Architecture("mlp", 1, 8, 8, 10, (4,)).to_json()
+    label = Manifest("graz", network, [*map(str, range(10))], hashes=["model=0"])
+    manifest = home._manifest(disclosure, label, {})
+    (counts,) = manifest.images.values()
+    assert len(request.hospital.data.train) < counts["train"] == len(hospital.data.train)
+    assert manifest.tasks == 2
 
 
 def test_shared_classes_share_outputs():

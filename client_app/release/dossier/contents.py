@@ -62,7 +62,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         },
         "learnt-from": {
             "training-images": len(hospital.data.train),
-            "test-images": len(hospital.data.test),
+            "test-images": len(hospital.data.held_out),
             "patients-known": hospital.data.train.groups is not None,
         },
         "generator": {k: v for k, v in release.figures.items() if k.startswith(GENERATOR)},

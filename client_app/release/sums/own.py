@@ -104,10 +104,13 @@ class OwnSums:
         return sent * self._factor, exact * self._factor
 
     def noise_in(self, ring: Collection[str]) -> float:
-        """The standard deviation of the noise in the totals of a ring, in sensitivities."""
+        """The largest standard deviation of the noise in a ring's totals, in sensitivities.
+
+        A hospital that was away in a task has added less.
+        """
         if not self.settings.epsilon:
             return 0.0
-        releases = len({*ring}) * len(self._kept)
+        releases = len({*ring}) * max(len(self._kept), len(self.request.order.tasks_so_far))
         return noise_for(self.settings.epsilon, self.settings.delta) * math.sqrt(releases)
 
     @property
