@@ -164,6 +164,8 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
             "specificity compare the class with all others, at a threshold that the hospital has "
             "chosen on training images."
         )
+        if manifest.tasks > 1:
+            yield "A threshold was chosen on images of the last task, for its classes alone."
 
 
 def _limits(manifest: ModelManifest) -> Iterator[str]:

@@ -198,7 +198,7 @@ def read_mixture(folder: Path) -> dict[Path, float]:
     except FileNotFoundError as error:
         raise SettingsError(
             f"There is no mixture of models in {folder}: name models with --model. A hospital fits "
-            "the mixture at the last test of a run."
+            "one at the last test of a run without tasks."
         ) from error
     except FileError as error:
         raise SettingsError(f"{error} Move it away.") from error

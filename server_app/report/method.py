@@ -1,7 +1,7 @@
 """The section for a researcher: every model at every hospital, over time, and its route."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 from pages import plots
@@ -66,6 +66,8 @@ def _estimate(summary: Summary) -> Figure | None:
 def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     history = summary.history
     rounds = history["round"]
+    if summary.tasks:  # the classes, and so chance, change from task to task
+        chances = dict.fromkeys(chances, nan)
     everywhere = "all models" if len(summary.models) > 1 else "the model"
     names = {
         f"{everywhere}, at all hospitals": "federation_{}",
@@ -81,7 +83,7 @@ def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
             if any(map(isfinite, history.get(key := pattern.format(metric), ())))
         ]
         if lines:
-            level = chances[""] if metric == "balanced_accuracy" else float("nan")
+            level = chances[""] if metric == "balanced_accuracy" else nan
             charts.append((title, plots.chart(f"{title} over the rounds", lines, level)))
             columns |= {f"{title}, {line.name}": line.ys for line in lines}
     mean = Line("mean", rounds, history["personalized_balanced_accuracy"])

@@ -39,7 +39,8 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
         ],
         "sums": [
             [
-                f"{amount(each['classes'], 'class')}, {amount(each['features'], 'feature')}",
+                (f"task {each['task']}: " if each["task"] else "")
+                + f"{amount(each['classes'], 'class')}, {amount(each['features'], 'feature')}",
                 f"ε = {each['epsilon']:g}" if each["epsilon"] else "none",
                 *(
                     _interval(each[name]["attack"].get("auc")) if name in each else None
