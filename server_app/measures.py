@@ -251,13 +251,14 @@ def _is_test(event: Event) -> bool:
 def last_leg_loss(events: Sequence[Event]) -> float:
     """The mean training loss of the last legs of the latest round with a rewind leg; NaN = none.
 
-    These legs return a model to the hospital whose visit it is (strategies/fedrewind.py).
+    These legs return a model to the hospital whose visit it is (strategies/fedrewind.py), after all
+    rewind legs of the round.
     """
     legs = [event for event in visits(events) if event.outcome == "ok"]
-    round_ = max((event.round for event in legs if event.verb == "train.rewind"), default=0)
-    last = max((event.hop for event in legs if event.round == round_), default=0)
-    returns = [event.metrics for event in legs if (event.round, event.hop) == (round_, last)]
-    return average(returns, "train-loss") if round_ else nan
+    rewinds = ((event.round, event.hop) for event in legs if event.verb == "train.rewind")
+    round_, hop = max(rewinds, default=(0, 0))
+    returns = [event.metrics for event in legs if event.round == round_ and event.hop > hop]
+    return average(returns, "train-loss")
 
 
 def participants(events: Iterable[Event]) -> list[str]:

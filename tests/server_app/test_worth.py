@@ -511,13 +511,17 @@ def test_without_an_interval_over_patients_no_baseline_is_beaten():
     assert [text.split()[:2] for text in texts] == [["At", "home"]]
 
 
-def rewound(last, first=0.1, rounds=(1, 2)):
-    """The sentences on a FedRewind run whose last legs have these training losses."""
+def rewound(last, first=0.1, rounds=(1, 2), failed=()):
+    """The sentences on a FedRewind run whose last legs have these training losses.
+
+    `failed`: the hops that fail in round 2.
+    """
     legs = [("train", first), ("train.rewind", 5.0), ("train", last)]
     events = [
         Event(verb, round_, hop, "A", "A", metrics={"train-loss": loss})
         for round_ in rounds
         for hop, (verb, loss) in enumerate(legs, start=1)
+        if (round_, hop) not in {(2, each) for each in failed}
     ]
     lost = Event("train", 2, 3, "B", "B", "timeout", metrics={"train-loss": 9.0})
     rows = summarise(Record("fedrewind", [*events, lost], [], 0.0, "", classes=CLASSES)).worth
@@ -530,3 +534,11 @@ def test_a_last_leg_that_does_not_bring_back_what_the_rewind_leg_undid_is_named(
     assert rewound(0.65) == []
     assert rewound(0.65, first=0.9) == []  # the first leg starts from another hospital's model
     assert rewound(0.75, rounds=()) == []
+
+
+def test_no_other_leg_is_taken_for_a_last_leg_that_failed():
+    """The rewind leg has a loss of 5, and begins with another hospital's model."""
+    assert rewound(0.75, failed=(3,)) == []
+    assert rewound(0.65, failed=(1,)) == []
+    (text,) = rewound(0.75, failed=(2, 3))  # then round 1 is the last one with a rewind leg
+    assert "loss of 0.75" in text
