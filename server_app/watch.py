@@ -133,8 +133,13 @@ class Followed:
         return chosen
 
     def expected_hospitals(self, number: int) -> int:
-        """The number of hospitals that are expected to train in a round."""
-        events = [event for event in self.events if event.round <= number]
+        """The number of hospitals that are expected to train in a round.
+
+        Only those count that joined before its end. A hospital joins in round 0, at any time.
+        """
+        # A visit may be undone after its round.
+        own = (k for k, e in enumerate(self.events, 1) if e.round == number and e.verb != UNDO)
+        events = self.events[: max(own, default=0)]
         with suppress(SettingsError):
             return expected_count(Settings.parse(self.settings), events, number)
         return len(participants(events))

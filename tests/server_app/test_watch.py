@@ -95,15 +95,23 @@ def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events)
 
 
 def test_lines_of_earlier_rounds_do_not_know_what_came_later(begin, events, monkeypatch):
-    """Hospital C joins in round 2, without training: then 1 of 3 train, before it 2 of 2."""
+    """Hospital C joins after round 1, without training: then 1 of 3 train, before it 2 of 2.
+
+    A hospital prepares in round 0, whenever it joins. D is only seen when both rounds are over; and
+    then a copy of round 1 is undone.
+    """
     monkeypatch.setattr(Followed, "state", lambda run: "under way")
     monkeypatch.setattr(Followed, "seconds_left", 30.0)
     results = begin()
-    do(results, [*events, Event("query.prepare", 2, 0, "C")])
+    do(results, events, rounds=(0, 1))
+    results.record(Event("query.prepare", 0, 0, "C", "C"))
+    do(results, events, rounds=(2,))
+    results.record(Event("query.prepare", 0, 0, "D", "D"))
+    results.record(Event("undo", 1, 1, "A", "A", "useless", "It is useless."))
     run = Followed.open(results.path)
     run.rounds = 3
     following = watch.lines(run)
-    said = [next(following) for _ in range(7)]
+    said = [next(following) for _ in range(9)]
     first, second = (line for line in said if line.startswith(("round 1/3", "round 2/3")))
     assert first.endswith("'A' at B)")
     assert second.endswith("1 of 3 hospitals  30 s left")
