@@ -253,8 +253,9 @@ def _misfit(run: Run, card: _Card) -> str:
         return _shapes_differ({card.hospital: card.shape, "the other hospitals": state.shape})
     if card.frozen != state.frozen:
         return _weights_differ({card.hospital: card.frozen, "the other hospitals": state.frozen})
+    late = (state.round, state.hop) != (1, 0) and card.hospital not in state.nodes
     try:
-        check_planned(run.settings, card.hospital)
+        check_planned(run.settings, card.hospital, late=late)
     except SettingsError as error:
         return str(error)
     return ""

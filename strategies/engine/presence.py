@@ -21,8 +21,8 @@ SCENARIOS = ("S1", "S2", "S3", "S4")
 def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
     """The status of each hospital in each task; without a plan all are active.
 
-    Hospitals are those of the run, in order of their names. If there are none, the file is only
-    checked.
+    Hospitals are those of the run, in order of their names; in a scenario these are those that were
+    there first (`check_planned`). If there are none, the file is only checked.
 
     Raises:
         SettingsError: The file is not a table of these hospitals and tasks, a hospital comes back,
@@ -49,14 +49,21 @@ def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[s
     return table
 
 
-def check_planned(settings: Settings, hospital: str) -> None:
-    """Refuse a hospital without a line in the file of the plan.
+def check_planned(settings: Settings, hospital: str, *, late: bool = False) -> None:
+    """Refuse a hospital that the plan does not have.
+
+    `late`: the hospital is none of those that were there first. A scenario is of these alone: with
+    one more it would give other hospitals to tasks that are over.
 
     Raises:
-        SettingsError: The file has no line with its name, or cannot be used.
+        SettingsError: The hospital is late in a scenario, or the file has no line with its name or
+            cannot be used.
     """
     chosen = settings.enrolment
-    if chosen and chosen not in SCENARIOS and hospital not in _read(expand(chosen), settings.tasks):
+    if chosen in SCENARIOS:
+        if late:
+            _refuse(chosen, f"its plan is of the first hospitals, without '{hospital}'")
+    elif chosen and hospital not in _read(expand(chosen), settings.tasks):
         _refuse(chosen, f"it has no line for '{hospital}'")
 
 

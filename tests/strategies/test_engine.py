@@ -19,6 +19,7 @@ from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.engine import Engine
 from strategies.engine.enrolment import common_classes
+from strategies.engine.presence import SCENARIOS, plan_table
 from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
@@ -328,6 +329,47 @@ def test_a_late_hospital_without_a_line_in_the_plan_is_refused_with_the_reason(t
     (refused,) = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
     assert (refused.hospital, refused.outcome) == ("h2", "settings")
     assert "it has no line for 'h2'" in refused.reason
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_late_hospital_changes_no_scenario(scenario, tmp_path):
+    """It comes after round 1; or when the server, killed after round 1, resumes the run.
+
+    Its name is the first one, so that its number would move all others. A hospital of the plan may
+    come back at another node.
+    """
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[99] = CountingHospital("a")
+            if server_round == 1:
+                grid.handlers[201] = grid.handlers.pop(101)
+
+    def keep(state):
+        state.shelf.write(state.parcels)
+        kept[state.round, state.hop] = state.to_json()
+
+    def check(ledger, rounds):
+        plan = plan_table(chosen, ["h0", "h1"])
+        for number in rounds:
+            trained = {e.hospital for e in ledger.of("train") if e.round == number}
+            assert trained == {h for h in plan if plan[h][(number - 1) // 2] == "active"}
+        assert {e.hospital for e in ledger.of("query.prepare")} <= {*plan}
+        refused = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
+        assert {(each.hospital, each.outcome) for each in refused} == {("a", "settings")}
+        reason = f"'enrolment' is '{scenario}': its plan is of the first hospitals, without 'a'."
+        assert all(reason in each.reason for each in refused)
+
+    grid, ledger, again = FakeGrid(federation(2)), Watching(), Ledger()
+    chosen = settings(strategy="fedavg", enrolment=scenario, tasks=2, num_server_rounds=4)
+    kept: dict[tuple[int, int], Any] = {}
+    state = go(chosen, grid, ledger, tmp_path, keep)
+    check(ledger, range(1, 5))
+    assert state.hospitals == ["h0", "h1"]
+    state = State.from_json(kept[2, 0], Shelf(tmp_path))
+    Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), again), lambda s: None).go()
+    check(again, range(2, 5))
 
 
 def test_a_hospital_that_sends_no_embeddings_is_known_to_have_been_asked(monkeypatch):
