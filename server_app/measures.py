@@ -167,12 +167,15 @@ class RoundEvents:
 
     def task_accuracies(self, begins: str) -> dict[int, float]:
         """By task, the mean of the accuracies whose names begin so: `OF_TASK` or `IN_TASK`."""
-        tests = (self.complete_tests or self.home_tests).values()
-        found = (
-            re.fullmatch(rf"{begins}(\d{{1,6}})", name) for metrics in tests for name in metrics
-        )
-        numbers = {int(match[1]) for match in found if match}
-        return {number: average(tests, f"{begins}{number}") for number in numbers}
+        return _by_task([*(self.complete_tests or self.home_tests).values()], begins)
+
+    @property
+    def tasks_at(self) -> dict[str, dict[int, float]]:
+        """By hospital and task, the mean of the accuracies `OF_TASK` at this hospital."""
+        at: dict[str, list[Metrics]] = {}
+        for (_, hospital), metrics in (self.complete_tests or self.home_tests).items():
+            at.setdefault(hospital, []).append(metrics)
+        return {hospital: _by_task(tests, OF_TASK) for hospital, tests in at.items()}
 
     def visit_accuracies(self) -> Iterable[float]:
         """The accuracy, at each hospital, of its last trained model right after that visit."""
@@ -215,6 +218,7 @@ class Round:
     ensemble: dict[str, Metrics]  # the tests of the ensemble of all models, by hospital
     is_evaluated: bool  # whether a hospital reported an accuracy
     task_accuracies: dict[int, float]  # the mean accuracy on each task that a hospital reports
+    tasks_at: dict[str, dict[int, float]]  # the same mean at each hospital
     held_pairs: set[Pair]  # the model that each hospital holds after the round
     figures: dict[str, float]  # means over the round, by their names in `Summary`
     visits: list[dict[str, Any]]  # the rows of `Summary.visits` of this round
@@ -286,6 +290,13 @@ def spread(values: Iterable[float]) -> float:
 def average(tests: Iterable[Metrics], metric: str) -> float:
     """The mean of a metric over tests."""
     return mean(metrics.get(metric, nan) for metrics in tests)
+
+
+def _by_task(tests: Collection[Metrics], begins: str) -> dict[int, float]:
+    """By task, the mean over tests of the accuracies whose names begin so."""
+    found = (re.fullmatch(rf"{begins}(\d{{1,6}})", name) for metrics in tests for name in metrics)
+    numbers = {int(match[1]) for match in found if match}
+    return {number: average(tests, f"{begins}{number}") for number in numbers}
 
 
 def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[float, float, float]:

@@ -146,8 +146,10 @@ class Record:
         """The figures over tasks; empty without tasks."""
         if not any(self.tasks):
             return {}
-        accuracies = {each.number: each.task_accuracies for each in self.evaluated_rounds}
-        return tasks.measure(self.tasks, accuracies, self.own_streams)
+        rounds = self.evaluated_rounds
+        accuracies = {each.number: each.task_accuracies for each in rounds}
+        at = {each.number: each.tasks_at for each in rounds}
+        return tasks.measure(self.tasks, accuracies, at, self.own_streams)
 
     def matrix(self, metric: str) -> list[list[float]]:
         """A metric of the last round by model (rows) and hospital."""
@@ -377,9 +379,11 @@ class Summary:
     # from hospital to hospital, `std` is the amplitude of its oscillation.
     last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
     # The first round with the highest federation balanced accuracy (without it, personalized one).
-    # It is chosen on test data, as in the papers, and so flatters the method.
+    # It is chosen on test data, as in the papers, and so flatters the method. Rounds may have
+    # different hospitals: one that is away moves the mean.
     best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated_rounds))
-    # The highest value of each accuracy over the evaluated rounds, also chosen on test data.
+    # The highest value of each accuracy over the evaluated rounds, also chosen on test data, and of
+    # the hospitals of that round.
     best: dict[str, float] = run_figure(_best_figures)
     # The time from the start of the run to its end. Before an interruption, only the time up to the
     # last checkpoint counts.
@@ -424,8 +428,9 @@ class Summary:
     )
     # With tasks (server_app/tasks.py), lists over tasks: the round in which each task
     # `begins`, the `accuracy` on it after each evaluated round, and its row of `matrix` R after its
-    # last evaluated round. Over all tasks but the last: `forgetting` and `backward_transfer`. Also
-    # `own_streams`: whether each hospital has a task order, or durations, of its own.
+    # last evaluated round. Over all tasks but the last: `forgetting` and `backward_transfer`, over
+    # the hospitals that were measured at both times. Also `own_streams`: whether each hospital has
+    # a task order, or durations, of its own.
     tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
     # Only for asynchronous runs and runs in virtual time: server_app/timing.py.
     over_time: dict[str, Any] = run_figure(_time_figures)
@@ -461,6 +466,7 @@ def measure_round(number: int, events: Iterable[Event], cross: bool | str) -> Ro
         ensemble=known.ensemble,
         is_evaluated=any(isfinite(each.get("accuracy", nan)) for each in known.tests.values()),
         task_accuracies=known.task_accuracies(OF_TASK),
+        tasks_at=known.tasks_at,
         held_pairs=known.held_pairs,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},
         visits=known.tested_versions(),

@@ -98,7 +98,10 @@ def test_the_report_shows_the_plan_in_words():
     assert "none missed a visit" in text
     assert not re.search(r"Failures|failed", text)
     assert "At 1 of 2 hospitals, the model that the hospital holds is shown" in text
-    assert "so forgetting and backward transfer are also differences between hospitals" in text
+    assert (
+        "forgetting and backward transfer compare the hospitals that were active at both times"
+        in text
+    )
     assert "after the last of its rounds with a test" in text
 
 

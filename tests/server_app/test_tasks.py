@@ -15,7 +15,7 @@ from server_app.results import Results
 from server_app.summary import Record, Summary, measure_round, summarise
 from server_app.tables import rounds as rounds_of
 from server_app.tables import tasks as tasks_of
-from server_app.tasks import backward_transfer, forgetting, matrix
+from server_app.tasks import backward_transfer, forgetting, losses, matrix
 from server_app.wording import round_line
 from strategies.engine.events import Event
 from tests.fakes import settings
@@ -66,7 +66,7 @@ def test_forgetting_is_from_the_best_and_transfer_from_the_first():
     0.9  0.8      transfer:   0.6 - 0.7 = -0.1 and 0.9 - 0.8 = 0.1.
     0.6  0.9  0.9
     """
-    r = np.array(MATRIX)
+    r = losses(np.array(MATRIX)[..., None])
     assert forgetting(r) == near([0.3, 0.0])
     assert backward_transfer(r) == near([-0.1, 0.1])
 
@@ -82,6 +82,7 @@ def test_forgetting_is_from_the_best_and_transfer_from_the_first():
 def test_what_was_not_told_is_no_zero(row, column, lost, risen):
     r = np.array(MATRIX)
     r[row, column] = nan
+    r = losses(r[..., None])
     assert forgetting(r) == near(lost)
     assert backward_transfer(r) == near(risen)
 
@@ -95,7 +96,7 @@ def test_the_last_evaluated_round_of_a_task_counts():
 def test_the_figures_of_a_run():
     """Of round 4: (1.0 + 0.8) / 2 and (0.9 + 0.7) / 2. Of round 6 A alone tells of task 2, B of 3.
 
-    Forgetting: the mean of 0.3 and 0. Transfer: that of -0.1 and 0.1.
+    Forgetting: the mean of 0.3 and 0. Transfer: that of -0.1 and, at A alone, 0.9 - 0.9.
     """
     found = summary(TOLD)
     assert np.array(found.tasks["matrix"]) == near(MATRIX)
@@ -106,7 +107,7 @@ def test_the_figures_of_a_run():
     assert found.history["accuracy_over_tasks"] == pytest.approx([0.5, 0.7, 0.5, 0.85, 0.8])
     assert found.accuracy_over_tasks == pytest.approx(0.8)
     assert found.forgetting == pytest.approx(0.15)
-    assert found.backward_transfer == pytest.approx(0.0)
+    assert found.backward_transfer == pytest.approx(-0.05)
 
 
 def test_with_streams_of_their_own_nothing_is_learnt_at_one_time():
@@ -144,6 +145,17 @@ def test_a_hospital_that_is_not_there_is_no_gap():
         [[0.7, nan, nan], [1.0, 0.9, nan], [0.5, 0.9, nan]]
     )
     assert found.forgetting == pytest.approx((0.5 + 0.0) / 2)
+
+
+def test_the_absence_of_a_good_hospital_is_no_forgetting():
+    """A always knows task 1 at 0.9, and B at 0.5. In the end A is away, or C alone is there."""
+    both = {1: {"A": (0.9,), "B": (0.5,)}, 2: {"B": (0.5, 0.5)}}
+    found = summary(both, tasks=(1, 2))
+    assert np.array(found.tasks["matrix"]) == near([[0.7, nan], [0.5, 0.5]])
+    assert (found.forgetting, found.backward_transfer) == (0, 0)
+    others = summary({**both, 2: {"C": (0.1, 0.5)}}, tasks=(1, 2))
+    assert isnan(others.forgetting)
+    assert isnan(others.backward_transfer)
 
 
 def test_a_run_that_ended_early_has_forgotten_nothing_yet():
