@@ -112,9 +112,8 @@ class FedAvg(Strategy):
         state.models[visit.hospital] = replace(copy, place=visit.hospital)
 
     def finish_round(self, state: State) -> None:
-        """Average the copies that were trained in this round, if any."""
-        copies = sorted(state.models.items())
-        trained = [model for _, model in copies if model.round == state.round]
+        """Average the copies that their own hospitals have trained, if any."""
+        trained = [model for _, model in sorted(trained_copies(state).items())]
         mean = state.models[GLOBAL]
         if trained:
             last = mean.parcel  # no hospital refused it in this round
@@ -131,6 +130,19 @@ class FedAvg(Strategy):
     def holders(self, state: State) -> dict[str, str]:
         """The global model, for each hospital that takes part in the round."""
         return dict.fromkeys(self.present(state), GLOBAL)
+
+
+def trained_copies(state: State) -> dict[str, Model]:
+    """The copies that their own hospitals have trained in this round, by hospital.
+
+    The label of an average begins without visits.
+    """
+    label = state.shelf.label
+    return {
+        hospital: model
+        for hospital, model in state.models.items()
+        if hospital in label(model.parcel).visited
+    }
 
 
 def build_global(

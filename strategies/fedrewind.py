@@ -19,7 +19,8 @@ Deviations:
  3. In round 1 no model comes from another hospital: it is a round of the base, as in the authors'
     code.
  4. FedAvg has no "previous hospital". Here it is drawn in every round: no hospital gets itself, and
-    none is drawn twice. The authors' code intends the same, and fails.
+    none is drawn twice. The authors' code intends the same, and fails. A copy that its hospital
+    has not trained, because the visit failed, is not rewound and not averaged.
  5. RandRewind (`rewind.partner`) draws i in the same way. The authors' code always takes client 0.
  6. With prototypes, hospital i trains the model with its own masks and prototypes, on the images
     of its own task, and returns it without prototypes. Neither the thesis nor any code defines
@@ -41,7 +42,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.strategy import Strategy
 from strategies.engine.topology import GLOBAL, derangement
 from strategies.engine.visit import Visit
-from strategies.fedavg import FedAvg
+from strategies.fedavg import FedAvg, trained_copies
 from strategies.fedspace import FedSpace
 from strategies.protocol.declared import Share, condition, declare
 from strategies.protocol.parcel import Layout
@@ -112,13 +113,17 @@ class FedRewind(Strategy):
                 return visits
             epochs = self.settings.train.epochs - 2 * self.epochs
             return [replace(visit, epochs=epochs, test=False) for visit in visits]
+        # A copy that its hospital has not trained is still the average: nothing to rewind.
+        models = trained_copies(state) if self.averages else state.models
         if state.hop == 1:
             away = self._rewound_models(state).items()
             rewound = {"epochs": self.epochs, "verb": "train.rewind", "leg": 2}
-            return [self.visit(hospital, model, **rewound) for hospital, model in away]
+            return [
+                self.visit(hospital, name, **rewound) for hospital, name in away if name in models
+            ]
         return [
             self.visit(model.previous, name, epochs=self.epochs, leg=3, test=self.averages)
-            for name, model in state.models.items()
+            for name, model in models.items()
             if model.previous
         ]
 

@@ -8,6 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from strategies.fedavg import FedAvg
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.records import from_record
@@ -167,25 +168,81 @@ def test_with_fedavg_each_hospitals_copy_rewinds_elsewhere_before_the_average():
     assert all(first != away for first, away in copies)
 
 
-def test_a_copy_that_was_not_returned_counts_with_its_own_hospitals_images(monkeypatch):
-    """In round 2 h0 fails at its third leg: the copy that another hospital rewound stays."""
-    counted = {}
+@pytest.fixture
+def counted(monkeypatch):
+    """The images with which each copy counts in an average, by round and hospital."""
+    found: dict[int, dict[str, float]] = {}
     merge = FedAvg.merge
 
     def counting(self, state, trained):
-        counted[state.round] = {each.place: each.num_examples for each in trained}
+        found[state.round] = {each.place: each.num_examples for each in trained}
         return merge(self, state, trained)
 
-    def unwilling(message):
-        order = from_record(Order, message.content.config_records["order"])
-        return failing(message) if (order.round, order.leg) == (2, 3) else willing(message)
-
     monkeypatch.setattr(FedAvg, "merge", counting)
-    weighed = (CountingHospital(f"h{k}", num_examples=10.0**k) for k in range(3))
-    handlers: dict[int, Any] = dict(enumerate(weighed, 100))
-    willing, handlers[100] = handlers[100], unwilling
-    rewound("fedavg", handlers=handlers, num_server_rounds=2)
+    return found
+
+
+def averaged(base, fails):
+    """Two rounds in which h0, h1 and h2 have 1, 10 and 100 images.
+
+    `fails` has the failure of a hospital in an order, or None.
+    """
+
+    class Weighed(CountingHospital):
+        def train(self, message, order):
+            code = fails(order, check_parcel(message.content).visited)
+            return failing(message, code) if code else super().train(message, order)
+
+    handlers: dict[int, Any] = {100 + k: Weighed(f"h{k}", num_examples=10.0**k) for k in range(3)}
+    return rewound(base, handlers=handlers, num_server_rounds=2)
+
+
+AVERAGES = ["fedavg", "fedspace"]
+
+
+@pytest.mark.parametrize("base", AVERAGES)
+def test_a_copy_that_was_not_returned_counts_with_its_own_hospitals_images(base, counted):
+    """In round 2 h0 fails at its third leg: the copy that another hospital rewound stays."""
+
+    def fails(order, visited):
+        last = (order.hospital, order.round, order.leg) == ("h0", 2, 3)
+        return Failure.CRASHED if last else None
+
+    averaged(base, fails)
     assert counted[2] == {"h0": 1, "h1": 10, "h2": 100}
+
+
+@pytest.mark.parametrize("base", AVERAGES)
+@pytest.mark.parametrize("legs", [(1,), (1, 3), (1, 2, 3)])
+def test_a_copy_that_its_own_hospital_has_not_trained_counts_for_nobody(base, legs, counted):
+    """h0 fails in round 2. Its copy is the average; no other hospital trains it."""
+
+    def fails(order, visited):
+        here = order.hospital == "h0" and order.round == 2 and order.leg in legs
+        return Failure.CRASHED if here else None
+
+    _, _, grid = averaged(base, fails)
+    assert counted[2] == {"h1": 10, "h2": 100}
+    assert [len(visits_in(grid, 2)[hop]) for hop in (1, 2, 3)] == [3, 2, 2]
+
+
+@pytest.mark.parametrize("base", AVERAGES)
+def test_a_copy_whose_first_leg_is_undone_counts_for_nobody(base, counted):
+    """The partner refuses what h0 made of the average, and then gets the average itself."""
+
+    def fails(order, visited):
+        return Failure.USELESS if order.leg == 2 and visited == ["h0"] else None
+
+    _, ledger, _ = averaged(base, fails)
+    assert [event.hospital for event in ledger.of("undo")] == ["h0"]
+    assert counted[2] == {"h1": 10, "h2": 100}
+
+
+@pytest.mark.parametrize("base", AVERAGES)
+def test_without_a_trained_copy_the_average_stays(base, counted):
+    state, _, _ = averaged(base, lambda order, _: Failure.CRASHED if order.round == 2 else None)
+    assert [*counted] == [1]
+    assert state.models["global"].round == 1
 
 
 def test_hospitals_of_fedavg_test_once_a_round_before_the_average():
