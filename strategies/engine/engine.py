@@ -37,7 +37,7 @@ from strategies.engine.run import Content, Ordered, Run
 from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.testing import Batch, assign_tests, begin_tests, letters, record_tests
-from strategies.engine.undoing import failure, maker_of, undo, undo_tested
+from strategies.engine.undoing import failure, undo, undo_tested, vouches
 from strategies.engine.visit import Visit
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
@@ -306,7 +306,7 @@ class Engine:
             names = {name: state.shelf.put(parcel) for name, parcel in parcels.items()}
             if self.run.tests_every_visit:
                 state.after_visits |= {f"hop-{order.hop}-{k}": each for k, each in names.items()}
-            vouched = not model.good or visit.hospital != maker_of(self.run, about.sent)
+            vouched = not model.good or vouches(self.run, visit.hospital, about.sent)
             trained = replace(
                 model,
                 parcel=names["visit"],

@@ -26,9 +26,8 @@ class Model:
     place: str  # the hospital that it is at, or `GLOBAL`
     parcel: str  # the name of its parcel on the shelf
     previous: str = ""  # its place before; empty before the first visit
-    # The parcel of the last good copy: the newest that a hospital other than its maker has trained
-    # on, or the first copy. The lineage goes on from it if the newest copy is useless. Empty before
-    # the first visit.
+    # The parcel of the last good copy (undoing.py), or of the first copy. The lineage goes on from
+    # it if the newest copy is useless. Empty before the first visit.
     good: str = ""
     round: int = 0  # round of the last good visit; 0 = none yet
     num_examples: float = 0.0  # training images at the last good visit
@@ -95,7 +94,8 @@ class State:
     test_round: int = 0  # the round of these models; 0 = none
     # The models that each hospital tests, if a sample is drawn (`evaluate.cross`)
     sampled: dict[str, list[str]] = field(default_factory=dict)
-    # For each tested parcel, by hospital: whether the hospital found it useless
+    # For each tested parcel, by hospital: whether the hospital found it useless. It is kept until
+    # the model is trained on.
     judgements: dict[str, dict[str, bool]] = field(default_factory=dict)
     # Number of answers about tests that each hospital owes; 0 = it is not asked yet
     answers_due: dict[str, int] = field(default_factory=dict)

@@ -1,10 +1,16 @@
 """Undoing: a hospital refuses a useless model, and the lineage goes on from its last good copy.
 
-The last good copy is the newest that a hospital other than its maker has trained on without
-refusing it. So no hospital can replace it with a useless model of its own. A copy that hospitals
-cannot read is not undone (`PARCEL`, not `USELESS`): admission must refuse it. A hospital that
-refuses a good model undoes one visit; its refusal of the copy before has no effect. A tested model
-is undone if half or more of the hospitals refuse it, its maker not counted.
+The last good copy is the newest that a hospital has trained on without refusing it, if
+
+- another hospital made it, or
+- others have tested it, and fewer than half of them refused it, or
+- no other hospital has trained its lineage.
+
+So no hospital can replace the copy of another with a useless model of its own, and a hospital that
+trains a model several times in a row loses one visit. A copy that hospitals cannot read is not
+undone (`PARCEL`, not `USELESS`): admission must refuse it. A hospital that refuses a good model
+undoes one visit; its refusal of the copy before has no effect. A tested model is undone if half or
+more of the hospitals refuse it, its maker not counted.
 """
 
 from collections.abc import Collection
@@ -32,7 +38,8 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
     if model.parcel == parcel != model.good and model.good:
         good = state.shelf.label(model.good)
         state.models[name] = replace(model, parcel=model.good, round=good.round)
-        run.record(failure(run, parcel, by, f"{why} The lineage goes on from the copy before."))
+        copy = f"its copy of round {good.round}" if good.round else "its first copy"
+        run.record(failure(run, parcel, by, f"{why} The lineage goes on from {copy}."))
     return state.models[name].parcel != parcel
 
 
@@ -64,16 +71,34 @@ def maker_of(run: Run, parcel: str) -> str:
     return label.visited[-1] if label.visited else owner
 
 
+def vouches(run: Run, hospital: str, parcel: str) -> bool:
+    """Whether a copy is good, after a hospital trained on it without refusing it."""
+    label, maker = run.state.shelf.label(parcel), maker_of(run, parcel)
+    if hospital != maker or {label.lineage, *label.visited} == {maker}:
+        return True
+    others = _judgements_of_others(run, parcel)
+    return 2 * sum(others.values()) < len(others)
+
+
 def undo_tested(run: Run) -> list[str]:
-    """Undo the tested models that are useless; their names."""
+    """Undo the tested models that are useless; their names.
+
+    The judgements of the present copies are kept, for `vouches`.
+    """
     state, undone = run.state, []
     for name, model in [*state.models.items()]:
         found = state.judgements.get(model.parcel, {})
-        maker = maker_of(run, model.parcel)
-        judges = {each: useless for each, useless in found.items() if each != maker} or found
+        judges = _judgements_of_others(run, model.parcel) or found
         refused = [hospital for hospital, useless in judges.items() if useless]
         enough = refused and 2 * len(refused) >= len(judges)
         if enough and undo(run, name, model.parcel, refused, "It is of no use when it is tested."):
             undone.append(name)
-    state.judgements = {}
+    present = {model.parcel for model in state.models.values()}
+    state.judgements = {name: each for name, each in state.judgements.items() if name in present}
     return undone
+
+
+def _judgements_of_others(run: Run, parcel: str) -> dict[str, bool]:
+    """Whether each hospital found a tested copy useless; its maker is left out."""
+    maker, found = maker_of(run, parcel), run.state.judgements.get(parcel, {})
+    return {hospital: useless for hospital, useless in found.items() if hospital != maker}

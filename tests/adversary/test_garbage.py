@@ -16,14 +16,21 @@ from client_app.authority.judge import Judge
 from server_app.app import app as server_app
 from server_app.assessments import assess
 from server_app.summary import measure_round
+from strategies.engine.courier import Courier
+from strategies.engine.engine import Engine
+from strategies.engine.run import Run
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import State
 from strategies.engine.strategy import RunError
 from strategies.engine.undoing import SERVER
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.parcel import Manifest, load, pack
+from strategies.protocol.parcel import Manifest, load, pack, unbundle
+from strategies.registry import strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
     Ledger,
+    Sealing,
     context,
     failing,
     federation,
@@ -361,6 +368,104 @@ def test_one_of_three_testers_undoes_no_model(refusing, undone):
     last = {state.shelf.label(model.parcel).visited[-1] for model in state.models.values()}
     assert ("h1" not in last) == undone
     assert (("h1", "useless", "undo") in failures(ledger)) == undone
+
+
+class Careful(Sealing):
+    """Finds the copy of h0's lineage from round 6 useless: `refusing` hospitals do so in a test.
+
+    Of sealed copies it trains none that is older than one that it has trained. `away` from a verb
+    is a hospital that fails from round 3 on.
+    """
+
+    def __init__(self, name, folder, refusing=(), away=""):
+        super().__init__(name, folder)
+        self.refuses, self.away = name in refusing, away
+
+    def fails(self, verb, round_):
+        return self.away == f"{self.name} {verb}" and round_ > 2
+
+    def train(self, message, order):
+        return (
+            failing(message) if self.fails("train", order.round) else super().train(message, order)
+        )
+
+    def evaluate(self, message, order):
+        if self.fails("evaluate", order.round):
+            return failing(message)
+        told: dict[str, Any] = {}
+        for name, parcel in unbundle(message.content).items():
+            label = Manifest.read(parcel)
+            useless = self.refuses and (label.lineage, label.round) == ("h0", 6)
+            told |= (
+                {f"{name}/refused": float(Failure.USELESS)} if useless else {f"{name}/accuracy": 1}
+            )
+        return Message(RecordDict({"metrics": MetricRecord(told)}), reply_to=message)
+
+
+def careful(folder, count, *about):
+    return federation(count, **{f"h{k}": Careful(f"h{k}", folder, *about) for k in range(count)})
+
+
+IN_A_ROW: dict[str, tuple[Any, ...]] = {
+    "stays": ({"strategy": "standalone"}, 3, ["h1", "h2"], ""),
+    "stays, and is tested there alone": (
+        {"strategy": "standalone", "evaluate__cross": False},
+        3,
+        ["h0"],
+        "",
+    ),
+    # h0's model: h0 trains it in round 1, then h1 in the rounds 2, 4, 6 and 8
+    "comes back": ({"strategy": "cwt"}, 2, ["h0"], "h0 train"),
+}
+
+
+@pytest.mark.parametrize("kind", IN_A_ROW)
+def test_a_hospital_that_trains_a_model_in_a_row_loses_one_visit(kind, tmp_path):
+    """In a sealed run, too, it goes on from there."""
+    changes, count, *about = IN_A_ROW[kind]
+    before = 4 if kind == "comes back" else 5
+    state, ledger = counted(careful(tmp_path, count, *about), num_server_rounds=8, **changes)
+    (undone,) = ledger.of("undo")
+    assert f" The lineage goes on from its copy of round {before}. " in undone.reason
+    trained = [e.round for e in ledger.of("train") if e.lineage == "h0" and e.outcome == "ok"]
+    label = state.shelf.label(state.models["h0"].parcel)
+    assert (label.round, len(label.visited)) == (8, len(trained) - 1)
+    failed = {e.hospital for e in ledger.of("train") if e.outcome != "ok"}
+    assert failed == ({"h0"} if kind == "comes back" else set())
+
+
+def test_no_hospital_alone_makes_its_copy_of_anothers_model_a_good_one(tmp_path):
+    """h1 trains h0's model again and again, and h0 cannot test it before round 6."""
+
+    class Ill(Careful):
+        def fails(self, verb, round_):
+            return super().fails(verb, round_) or (self.name, round_ < 6) == ("h0", True)
+
+    handlers = careful(tmp_path, 2, ["h0"], "h0 train")
+    handlers[100] = Ill("h0", tmp_path, ["h0"], "h0 train")
+    state, ledger = counted(handlers, num_server_rounds=6)
+    (undone,) = ledger.of("undo")
+    assert " The lineage goes on from its first copy. " in undone.reason
+    assert state.shelf.label(state.models["h0"].parcel).visited == []
+
+
+def test_the_copy_to_go_back_to_outlives_a_kill(tmp_path):
+    """The server is killed when the copy of round 4 is tested, and not yet trained on."""
+    changes, count, *about = IN_A_ROW["comes back"]
+    chosen, kept = settings(num_server_rounds=8, **changes), []
+
+    def keep(state):
+        state.shelf.write(state.parcels)
+        kept.append(state.to_json())
+        if state.round == 6:
+            raise InterruptedError
+
+    grid, ledger = FakeGrid(careful(tmp_path / "stores", count, *about)), Ledger()
+    with pytest.raises(InterruptedError):
+        go(chosen, grid, Ledger(), tmp_path / "shelf", keep)
+    state = State.from_json(json.loads(json.dumps(kept[-1])), Shelf(tmp_path / "shelf"))
+    Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), ledger), lambda _: None).go()
+    assert [" its copy of round 4. " in event.reason for event in ledger.of("undo")] == [True]
 
 
 @pytest.mark.slow
