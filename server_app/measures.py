@@ -371,10 +371,10 @@ def agreement(accuracies: Iterable[float], balanced: Iterable[float]) -> dict[st
     return found
 
 
-def last_rounds(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """`Summary.last_rounds`, from `Summary.visits`."""
-    before = rows[-1]["round"] - LAST_ROUNDS if rows else 0
-    late = [row for row in visit_ends(rows) if row["round"] > before]
+def last_rounds(evaluated: Sequence[Round]) -> dict[str, float]:
+    """`Summary.last_rounds`."""
+    before = evaluated[-1].number - LAST_ROUNDS if evaluated else 0
+    late = visit_ends([row for each in evaluated if each.number > before for row in each.visits])
     accuracies = (row["global_accuracy"] for row in late)
     return agreement(accuracies, (row["global_balanced_accuracy"] for row in late))
 

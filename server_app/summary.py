@@ -151,6 +151,12 @@ class Record:
         at = {each.number: each.tasks_at for each in rounds}
         return tasks.measure(self.tasks, accuracies, at, self.own_streams)
 
+    @cached_property
+    def comparable_rounds(self) -> list[Round]:
+        """The evaluated rounds with one set of test images: with tasks, those of the last task."""
+        last = (self.task_figures.get("begins") or [0])[-1]
+        return [each for each in self.evaluated_rounds if each.number >= last]
+
     def matrix(self, metric: str) -> list[list[float]]:
         """A metric of the last round by model (rows) and hospital."""
         tests = self.last_round.tests
@@ -208,7 +214,7 @@ def _mean_standalone(run: Record) -> float:
 
 def _best_figures(run: Record) -> dict[str, float]:
     names = [name for name in run.last_round.figures if name.endswith("accuracy")]
-    figures = [each.figures for each in run.evaluated_rounds]
+    figures = [each.figures for each in run.comparable_rounds]
     return {name: max(filter(isfinite, (f[name] for f in figures)), default=nan) for name in names}
 
 
@@ -375,13 +381,15 @@ class Summary:
     # each hospital.
     visits: list[dict[str, Any]] = run_figure(attrgetter("versions"))
     # `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and `balanced_std` of the
-    # balanced one, over all tested visits of the last `LAST_ROUNDS` rounds. Where one model goes
-    # from hospital to hospital, `std` is the amplitude of its oscillation.
-    last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
+    # balanced one, over all tested visits of the last `LAST_ROUNDS` rounds, and of the last task.
+    # Where one model goes from hospital to hospital, `std` is the amplitude of its oscillation.
+    last_rounds: dict[str, float] = run_figure(
+        lambda run: measures.last_rounds(run.comparable_rounds)
+    )
     # The first round with the highest federation balanced accuracy (without it, personalized one).
-    # It is chosen on test data, as in the papers, and so flatters the method. Rounds may have
-    # different hospitals: one that is away moves the mean.
-    best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated_rounds))
+    # It is chosen on test data, as in the papers, and so flatters the method; with tasks among the
+    # rounds of the last one. Rounds may have different hospitals: one that is away moves the mean.
+    best_round: int | None = run_figure(lambda run: measures.best_round(run.comparable_rounds))
     # The highest value of each accuracy over the evaluated rounds, also chosen on test data, and of
     # the hospitals of that round.
     best: dict[str, float] = run_figure(_best_figures)

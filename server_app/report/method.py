@@ -104,6 +104,8 @@ def _is_serial(summary: Summary) -> bool:
 
 def _visits(summary: Summary, chance: float) -> dict[str, Any]:
     last, visits, rounds = summary.last_rounds, summary.visits, min(LAST_ROUNDS, summary.rounds)
+    if summary.tasks:
+        rounds = min(rounds, summary.rounds + 1 - summary.tasks["begins"][-1])
     amplitude = f"{value_text(last['mean'])} ± {value_text(last['std'])}"
     if isfinite(last["balanced_mean"]):
         mean, std = (value_text(last[f"balanced_{name}"]) for name in ("mean", "std"))

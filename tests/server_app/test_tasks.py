@@ -158,6 +158,22 @@ def test_the_absence_of_a_good_hospital_is_no_forgetting():
     assert isnan(others.backward_transfer)
 
 
+def test_the_best_and_the_last_rounds_are_of_the_last_task():
+    """In the first task there are fewer classes to confuse, so its figures are higher."""
+    first, second = ({"accuracy": each, "balanced-accuracy": each} for each in (0.9, 0.6))
+    events = [
+        Event("evaluate", round_, 1, "A", "A", metrics={**told, "num-examples": 10.0})
+        for round_, told in ((1, first), (2, first), (3, second))
+    ]
+    events += [Event("hand-off", number, 1, "A", "A") for number in (1, 2, 3)]
+    for tasks, best, number in (((1, 1, 2), 0.6, 3), ((0, 0, 0), 0.9, 1)):
+        rounds = [measure_round(n, [e for e in events if e.round == n], True) for n in (1, 2, 3)]
+        found = summarise(Record("fedavg", events, rounds, 1.0, "", tasks=tasks))
+        assert found.best["federation_accuracy"] == best
+        assert found.best_round == number
+        assert found.last_rounds["mean"] == pytest.approx(best if number == 3 else 0.8)
+
+
 def test_a_run_that_ended_early_has_forgotten_nothing_yet():
     found = summary({number: TOLD[number] for number in (1, 2, 3)})
     assert isnan(found.forgetting)
