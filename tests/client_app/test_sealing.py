@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client_app.authority import sealing
 from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
-from client_app.authority.sealing import Seal
+from client_app.authority.sealing import NONCE, SIGNATURE, Seal
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack
 from strategies.protocol.records import ParcelError
 
@@ -185,6 +188,22 @@ def test_only_who_trained_a_model_last_can_have_sealed_it(seals):
     sealed = seals["wien"].close(parcel())
     with pytest.raises(ParcelError, match="A record of 'wien' was sealed for another sender"):
         seals["graz"].open(sealed, check_parcel(sealed))
+
+
+def test_a_member_cannot_rewrite_what_another_has_sealed(seals, identities):
+    """Each recipient knows the key of a record, and could encrypt other arrays with it."""
+    sealed = seals["linz"].close(parcel())
+
+    def rewrite(content):
+        end = 4 + int.from_bytes(content[:4], "big")
+        head, reading = json.loads(content[4:end]), identities["wien"].reading
+        public = X25519PublicKey.from_public_bytes(bytes.fromhex(head["ephemeral"]))
+        cipher = sealing._wrapping_cipher(reading.exchange(public), public, reading.public_key())
+        key = cipher.decrypt(NONCE, bytes.fromhex(head["keys"]["wien"]), None)
+        return content[: end + SIGNATURE] + ChaCha20Poly1305(key).encrypt(NONCE, b"other", None)
+
+    with pytest.raises(ParcelError, match="A record of 'linz' was changed after it was sealed"):
+        seals["graz"].open(altered(sealed, rewrite), LABEL)
 
 
 def test_before_the_first_visit_that_is_the_hospital_itself(seals):
