@@ -192,10 +192,13 @@ def test_a_hospital_s_images_are_its_own_word(tmp_path):
 
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
-def test_run_and_policy_both_decide_on_a_buffer_without_privacy(allowed, asked, tmp_path):
-    policy = f"[release]\nallow-without-privacy = {str(allowed).lower()}"
-    hospital = deployed(tmp_path, policy, release__without_privacy=asked)
-    assert hospital.settings.release.without_privacy == (allowed and asked)
+@pytest.mark.parametrize("key", ["without-privacy", "untested"])
+def test_run_and_policy_both_decide_on_a_buffer_that_nothing_protects(
+    key, allowed, asked, tmp_path
+):
+    policy, name = f"[release]\nallow-{key} = {str(allowed).lower()}", key.replace("-", "_")
+    hospital = deployed(tmp_path, policy, **{f"release__{name}": asked})
+    assert getattr(hospital.settings.release, name) == (allowed and asked)
 
 
 @pytest.mark.parametrize("key", OWN_FILES)
