@@ -3,7 +3,7 @@
 import json
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from audit.report import Report
 from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets.local import LocalData
 from client_app.datasets.pool import LocalSamples
@@ -19,6 +20,7 @@ from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
 from client_app.store import Store
 from client_app.visit import Visit
+from learning.intervals import Estimate
 from strategies.protocol.parcel import Manifest
 
 
@@ -100,6 +102,18 @@ def test_few_images_cannot_tell(tmp_path):
     request = asked(tmp_path, members=8, others=2)
     attack_model(request, Memorising(request.hospital.data.train.images), LABEL, rules(0.5))
     assert not noted(tmp_path)[0]["able"]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_either_leak_keeps_a_model_here_by_the_upper_end_of_its_interval(tmp_path, monkeypatch, at):
+    """The limit of 0.05 is between the estimate and the upper end."""
+    leak = Estimate(0.04, 0.01, 0.06)
+    leaks = [Estimate(0.0, 0.0, 0.0)]
+    leaks.insert(at, leak)
+    report = Report(leaks=tuple(leaks), evidence={"leak": asdict(leak), "able": True})
+    monkeypatch.setattr("client_app.release.model_attack.audit_model", lambda *_: report)
+    with pytest.raises(PolicyError):
+        attack_model(asked(tmp_path), Memorising([]), LABEL, rules(0.05))
 
 
 @pytest.mark.parametrize("remembers", [False, True])
