@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from audit.copies import HELD_OUT
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
@@ -166,6 +167,26 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
         least = 0.5 if name == "fid" else 0  # a distance: in proportion
         assert told[name] != FIGURES[name]
         assert least * FIGURES[name] <= told[name] <= FIGURES[name] * (1 + least) + 5 * step
+
+
+@pytest.mark.parametrize(
+    ("name", "patients", "scale"),
+    [
+        ("release-nearer-to-training", 500, float),
+        ("held-out-refused", HELD_OUT, float),
+        ("fid", 500, math.log),
+    ],
+)
+def test_a_buffer_s_figures_have_noise_of_one_step(name, patients, scale, tmp_path):
+    """Rounded to whole steps; the rounding adds a twelfth to the variance."""
+    figures = of(tmp_path, [0, 1] * 500, [*range(500)] * 2, policy="figures.max-detailed = 100")
+    figures.noise = Noise(b"secret")
+    step = step_of(1 / patients, 100)
+    asked = [{name: 0.5, "gan-iterations": float(k)} for k in range(100)]
+    steps = np.array([scale(figures.buffer_figures(each)[name]) for each in asked]) / step
+    assert steps == pytest.approx(np.round(steps))
+    assert np.mean(steps) == pytest.approx(scale(0.5) / step, abs=0.3)
+    assert np.std(steps) == pytest.approx(math.sqrt(13 / 12), rel=0.15)
 
 
 def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
