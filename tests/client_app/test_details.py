@@ -17,6 +17,7 @@ from client_app.release.details import MOST_CLASSES, Details, Outputs, _Tables
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.noise import SEPARATION, Noise
 from client_app.store import Store
+from learning.assessment import operating_point
 from pages.figures import assessment
 from strategies.protocol.may_leave import METRICS, metric_of
 from strategies.protocol.order import Order
@@ -175,6 +176,65 @@ def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
         assert np.std(told) == pytest.approx(times * np.sqrt(2 * 5 * 20) / SEPARATION, rel=0.25)
         assert np.mean(told) == pytest.approx(100, abs=times)
         assert np.array_equal(told, np.rint(told))
+
+
+def test_the_noise_of_a_table_is_that_of_what_an_image_moves_in_it(tmp_path, monkeypatch):
+    """Nine tenths at least: by the calibration error an image moves 2 / n less its own sureness.
+
+    The others make bin 8 less sure than right, and bin 9 surer. The one image is of class 0.
+    """
+    tables: list[dict[str, Any]] = []
+    moved: dict[str, float] = {}
+    release = Details._release_table
+
+    def record(details, model, name, table, by, most):
+        tables[-1][name], moved[name] = table, by
+        return release(details, model, name, table, by, most)
+
+    monkeypatch.setattr(Details, "_release_table", record)
+    monkeypatch.setattr(Details, "_operating_point", lambda *_: np.full(3, 0.3))
+    labels = [0, 1, 2] * 20
+    figures = details(tmp_path, labels, policy="", classes=3)
+    scores = saying(labels, 3, sure=0.81)
+    scores[::2] = saying([(k + 1) % 3 for k in labels[::2]], 3, sure=0.95)
+    for first in ([0.95, 0.03, 0.02], [0.88, 0.06, 0.06], [0.34, 0.33, 0.33], [0.03, 0.95, 0.02]):
+        for own in (first, [first[1], first[0], first[2]]):
+            scores[0] = torch.tensor(own)
+            tables.append({})
+            told_of(figures, said(scores))
+    assert len(moved) == 5
+    for name, most in moved.items():
+        changes = [np.linalg.norm(a[name] - b[name]) for a in tables for b in tables]
+        assert 0.9 * most < max(changes) < most + 1e-9, name
+
+
+def test_a_released_table_has_noise_of_what_an_image_moves_times_the_width(tmp_path):
+    """Of a patient with three images the width is 4 · √(5 · 20) / 4; shares of 100 have a 100th."""
+    groups, policy = [0, 0, 0, *range(1, 398)], "figures.max-detailed = 20"
+    figures = details(tmp_path, [0, 1] * 200, groups, policy)
+    noise = figures._release_table("m", "found", np.zeros(1000), 2.0, 100.0)
+    assert np.std(noise) == pytest.approx(2 * 4 * 10 / SEPARATION / 100, rel=0.1)
+
+
+def test_counts_for_operating_points_have_noise_for_all_images_of_a_patient(tmp_path, monkeypatch):
+    """Four training images: they move 4 · √(K T) in Euclidean length."""
+    told = []
+
+    def record(own, others, sizes):
+        told.append(own)
+        return operating_point(own, others, sizes)
+
+    monkeypatch.setattr("client_app.release.details.operating_point", record)
+    monkeypatch.setattr(Noise, "table", lambda *_, shape, **__: np.ones(shape))
+    labels = [0, 1] * 50
+    for policy in (None, "figures.max-detailed = 20"):
+        request: Any = details(tmp_path, labels, policy=policy).disclosure.request
+        data = request.hospital.data
+        train = replace(data.train, groups=np.arange(100) // 4)
+        request.hospital.data = replace(data, train=train)
+        Details(open_disclosure(request))._operating_point(said(saying(labels)))
+    exact, noised = told
+    assert noised - exact == pytest.approx(4 * np.sqrt(exact.size * 20) / SEPARATION)
 
 
 @pytest.mark.slow
