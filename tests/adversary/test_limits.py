@@ -1,5 +1,6 @@
 """A server that decides on whom a model is trained, or that changes a run's terms on its way."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from client_app import parcels
 from client_app.app import app
 from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, PolicyError
-from client_app.run import count_visit
+from client_app.run import check_newest, count_model, count_visit
 from client_app.store import Store, disk_used
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
@@ -18,8 +19,8 @@ from learning.models import Architecture
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import bundle
-from strategies.protocol.records import to_record
+from strategies.protocol.parcel import Manifest, bundle
+from strategies.protocol.records import ParcelError, to_record
 from tests.adversary.test_oracle import OPEN, Victim
 from tests.fakes import deployed, run_config
 
@@ -289,6 +290,43 @@ def test_a_damaged_line_of_a_count_still_counts(tmp_path):
     count_visit(run, 2)
     with pytest.raises(PolicyError):
         count_visit(run, 2)
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda store, run: count_visit(Store(store / run), 1),
+        lambda store, run: count_model(Store(store / run), "tested", "a rule", run, 1),
+    ],
+    ids=["visits", "models"],
+)
+def test_what_is_counted_counts_for_a_day(count, tmp_path, monkeypatch):
+    count(tmp_path, "1")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 23 * 3600)
+    with pytest.raises(PolicyError):
+        count(tmp_path, "2")
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    count(tmp_path, "2")
+
+
+def test_of_one_round_an_earlier_hop_is_older(tmp_path):
+    label = Manifest("wien", "mlp", ["a", "b"], round=2, hop=3)
+    for same in (label, label):
+        check_newest(Store(tmp_path), same)
+    with pytest.raises(ParcelError, match="round 2, hop 2, but a model from round 2, hop 3"):
+        check_newest(Store(tmp_path), replace(label, hop=2))
+    check_newest(Store(tmp_path), replace(label, round=3, hop=1))
+
+
+def test_no_guarantee_has_a_delta_that_gives_one_of_its_patients_away(tmp_path):
+    """Here of 144 patients, with one of 100; 1e-4 would do."""
+    noise = {"train__dp__noise_multiplier": 1.0, "train__dp__delta": 0.01}
+    policy = OPEN + "[privacy]\nmax-delta = 0.01\n"
+    joins, trains = visited(tmp_path, policy, model="mlp", **noise)
+    assert not joins.has_error()
+    assert trains.error.code == Failure.SETTINGS
+    assert "'train.dp.delta' is 0.01" in trains.error.reason
 
 
 def test_a_hospital_can_demand_noise(tmp_path, caplog):
