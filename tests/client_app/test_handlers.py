@@ -4,7 +4,8 @@ import gc
 import logging
 import re
 from dataclasses import replace
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import PIL.Image
@@ -17,9 +18,11 @@ from client_app import app as module
 from client_app import session
 from client_app.app import app
 from client_app.authority.ledger import path_of, read
+from client_app.authority.policy import Policy
 from client_app.authority.privacy_account import epsilon, read_account
 from client_app.release import buffer
 from client_app.release.buffer.job import Release
+from client_app.visit import _private_steps
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
@@ -32,7 +35,7 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import bundle, check_parcel, hash_arrays, pack, unbundle
 from strategies.protocol.records import to_record
-from tests.fakes import context, deployed, run_config
+from tests.fakes import context, deployed, run_config, settings
 
 DIGITS = list("0123456789")
 
@@ -359,6 +362,13 @@ def test_an_identity_of_a_run_that_is_none_names_no_file(tmp_path):
     assert "'../1' is not the identity of a run" in answer.error.reason
 
 
+@pytest.mark.parametrize("order", [{"epochs": 0}, {"epochs": 1, "images": "none"}])
+def test_a_visit_that_trains_nothing_is_refused(order, tmp_path):
+    answer = ask("train", tmp_path, parcel_of(prepared(tmp_path)), **order)
+    assert answer.error.code == Failure.PARCEL
+    assert "training with no epoch, or with no image" in answer.error.reason
+
+
 def test_a_visit_ends_at_its_deadline(tmp_path):
     answer = ask("train", tmp_path, parcel_of(prepared(tmp_path)), ttl=1e-9, epochs=1)
     assert answer.error.code == Failure.TIMEOUT
@@ -543,6 +553,22 @@ def test_dp_sgd_tells_what_it_has_spent_over_all_visits_and_restarts(tmp_path):
     assert [each.steps for each in releases] == [round(1 / releases[0].rate) * 2] * 2
     assert spent[0] == epsilon(releases[:1], 1e-4)
     assert spent[1] == epsilon(releases, 1e-4) > spent[0]
+
+
+@pytest.mark.parametrize("policy", [None, Policy.read()])
+def test_noise_follows_from_the_seed_in_a_simulation_alone(policy):
+    """A server that knows the seed could subtract it."""
+    chosen = settings(**PRIVATE)
+    data = SimpleNamespace(train=SimpleNamespace(patients=np.arange(100)))
+    hospital = SimpleNamespace(data=data, policy=policy, settings=chosen, smallest_group=10)
+    order, network = (
+        Order(1, 1, "graz", [], "plain", "1"),
+        torch.nn.Sequential(torch.nn.Linear(1, 1)),
+    )
+    asked: Any = SimpleNamespace(hospital=hospital, order=order, verb="train", spend=lambda *_: 0.0)
+    one, two = (_private_steps(asked, chosen.train, network, (1, 1, "graz")) for _ in range(2))
+    same = np.array_equal(one[0].secret.random(9), two[0].secret.random(9))
+    assert same == (policy is None)
 
 
 @pytest.mark.parametrize(
