@@ -21,10 +21,11 @@ from learning.intervals import Estimate
 from learning.models import Architecture
 from learning.suited import check_suited
 from learning.sums import ALIKE, Images, Sums, compute_sums
+from strategies.engine.admission import admit_trained
 from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import check_parcel
+from strategies.protocol.parcel import Manifest, check_parcel, pack
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.sums import ADD, CLOSE, HOME, check_sums, ring_of
@@ -249,6 +250,15 @@ def test_noise_is_drawn_once_in_a_run_and_counted(tmp_path):
     assert off > 5  # three hospitals' noise of 3.7 sensitivities each, over 0.56
 
 
+def test_noise_is_not_drawn_for_a_delta_that_is_too_large_for_the_patients(tmp_path, monkeypatch):
+    reasons = []
+    monkeypatch.setattr("tests.fakes.Ledger.record", lambda _, event: reasons.append(event.reason))
+    with pytest.raises(RunError):
+        federate(tmp_path, sums__epsilon=1.0, sums__delta=0.01)
+    assert ["'sums.delta' is 0.01" in reason for reason in reasons if reason] == [True] * 3
+    assert not [*tmp_path.rglob("noise")]
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 1.0])
 def test_a_classifier_knows_the_noise_of_its_totals(tmp_path, monkeypatch, epsilon):
     """The noise of three hospitals; none in the sums that a hospital solves alone."""
@@ -321,6 +331,18 @@ def test_a_record_of_sums_is_checked():
             check_sums(record(changed), 2)
     with pytest.raises(ParcelError):
         check_sums(record(good), 3)
+
+
+@pytest.mark.parametrize(("learner", "come"), [("plain", ["sums"]), ("sums", [])])
+def test_sums_come_only_if_they_were_ordered(learner, come):
+    order = Order(1, 1, "graz", ["a", "b"], learner, "1", epochs=1)
+    sums = compute_sums(torch.ones(2, 3), torch.tensor([0, 1]), 2).arrays()
+    records = {"model": record({"w": np.ones(2, "f4")}), "sums": record(sums)}
+    sent = pack({"model": records["model"]}, Manifest("graz", "mlp", ["a", "b"]))
+    label = check_parcel(sent).advance(order)
+    answer = pack({name: records[name] for name in ("model", *come)}, label)
+    with pytest.raises(ParcelError, match="sums that were not ordered, or lacks ordered ones"):
+        admit_trained(answer, order, sent, {}, lambda *_: None)
 
 
 def record(arrays):
