@@ -173,6 +173,7 @@ OWN_FILES = {
     *("client_app/authority/policy.py", "deploy/approved.py", "deploy/control.py"),
     *("deploy/server.py", "server_app/environment.py", "strategies/protocol/code.py"),
     *("strategies/protocol/settings.py", "client_app/datasets/library.py"),
+    "client_app/datasets/features.py",
 }
 
 

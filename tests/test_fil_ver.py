@@ -141,10 +141,11 @@ def test_what_is_averaged_is_eq_1_by_hand_and_the_encoder_stays_bit_for_bit(tmp_
     strategy = strategy_of(settings(strategy="fil-ver", model="vee", filver__server_steps=0))
     state = State(Shelf(tmp_path), "run")
 
-    def parcel(weight):
+    def parcel(weight, *visited):
         arrays = {"encoder.w": 0.1, "classifier.w": weight}
         record = ArrayRecord({name: Array(np.array([w], "f4")) for name, w in arrays.items()})
-        return state.shelf.put(pack({"model": record}, Manifest(GLOBAL, "net", ["a", "b"], 1)))
+        label = Manifest(GLOBAL, "net", ["a", "b"], 1, visited=[*visited])
+        return state.shelf.put(pack({"model": record}, label))
 
     state.nodes = {"graz": 1, "wien": 2}
     state.models[GLOBAL] = Model(GLOBAL, GLOBAL, parcel(0.0))
@@ -154,7 +155,8 @@ def test_what_is_averaged_is_eq_1_by_hand_and_the_encoder_stays_bit_for_bit(tmp_
     assert begun["classifier.w"].numpy() == [0]  # that of the first visit is thrown away
     for hospital, weight, count in (("graz", 2.0, 1), ("wien", 4.0, 3)):
         visit = Visit(hospital, GLOBAL, "fil-ver", 1)
-        model = Model(GLOBAL, hospital, parcel(weight), round=1, num_examples=count)
+        trained = parcel(weight, hospital)
+        model = Model(GLOBAL, hospital, trained, round=1, num_examples=count)
         strategy.arrived(state, visit, model)
     strategy.finish_round(state)
     mean = parcels_of(state)[GLOBAL].array_records["model"]

@@ -606,6 +606,7 @@ def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     dossier = hashlib.sha256((folder / "dossier.json").read_bytes()).hexdigest()
     store = Store(tmp_path / "graz")
     figures = {"names": np.array([*FIGURES]), "values": np.array([*FIGURES.values()])}
+    figures["code"] = np.array("0" * 64)
     for name, images in (("a", sets[1]), ("b", sets[int(not known)])):
         kept = {**figures, "images": images, "labels": labels, "attacked": np.array(ATTACKED)}
         store.save(f"gan/{name}/{name}", kept)

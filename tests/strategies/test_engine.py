@@ -626,9 +626,7 @@ def test_a_silent_hospital_does_not_hold_up_the_run(monkeypatch):
 
     grid, ledger = FakeGrid(federation(3, h1=Silent("h1"))), Ledger()
     # A message that was given up has left the hospital: Flower's own time to live has passed.
-    given_up = settings(
-        strategy="cwt", num_server_rounds=1, hop_timeout=0.05, evaluate__cross=False
-    )
+    given_up = settings(strategy="cwt", num_server_rounds=1, hop_timeout=0.5, evaluate__cross=False)
     monkeypatch.setattr(grid, "push_messages", forgetful(grid))
     go(given_up, grid, ledger)
     assert [(e.hospital, e.outcome) for e in ledger.of("train") if e.outcome != "ok"] == [
