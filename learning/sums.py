@@ -7,7 +7,7 @@ added. Their totals determine a classifier (closed_form.py).
 **Sums are whole numbers, modulo 2^64.** z is truncated to multiples of 2^-12, towards zero, so that
 no norm grows. All sums are multiples of 2^-24. So addition is exact: no order of hospitals changes
 a bit, subtraction removes a hospital exactly, and a mask of uniform random numbers hides all sums.
-The totals of 2^30 images fit.
+The totals of 2^30 images fit, or of 4,000 hospitals that weigh alike.
 
 Shapes: `n` images, `d` features, `K` classes, `t = d (d + 1) / 2` entries of a triangle.
 """
