@@ -56,7 +56,7 @@ def test_a_round_begins_with_its_first_mark():
 def test_the_yardstick_learns_and_is_timed(tmp_path, method):
     write_digits(tmp_path / "parts.npz")
     found = run_adapter(LOOP, {**JOB, "method": method}, tmp_path, 600)
-    assert found["accuracy"] > 0.9
+    assert found["accuracy"] > 0.8  # chance is 0.1
     assert found["seconds_per_round"] > 0
     assert found["start_up_seconds"] > 0
     assert len((tmp_path / "marks.jsonl").read_text().splitlines()) == JOB["rounds"] + 1
