@@ -182,8 +182,8 @@ def _is_there(wanted: str, path: Path) -> bool:
     if wanted == "file":
         return path.is_absolute() and path.is_file()
     path = expand(path)
-    manifest = wanted != "folder" and (path.is_file() or bool(manifests_in(path)))
-    return path.is_absolute() and (manifest or (wanted == "folder" and path.is_dir()))
+    there = path.is_dir() if wanted == "folder" else path.is_file() or bool(manifests_in(path))
+    return path.is_absolute() and there
 
 
 def _check_files(settings: Settings) -> None:

@@ -23,6 +23,7 @@ from strategies.protocol.names import join_names
 # Names of the hospital's own model, where it is no model before the first hand-off
 ALL_ROUNDS = "trained alone for all rounds"
 OWN_SUMS = "from its own sums alone"
+FINISHED = (ALL_ROUNDS, OWN_SUMS)
 ABOUT_GAIN = (
     "Differences in points of percent, with 95 % intervals over splits of the patients. Alone: a "
     "classifier of one department's images. Taking part: a classifier of the sums of all "
@@ -47,8 +48,7 @@ def own_model(rows: Sequence[Assessment]) -> Assessment | None:
 
 def own_name(own: Assessment | None) -> str:
     """The words for the hospital's own model in a sentence."""
-    named = own and own["model"] in (ALL_ROUNDS, OWN_SUMS)
-    return own["model"] if own and named else "before the first hand-off"
+    return own["model"] if own and own["model"] in FINISHED else "before the first hand-off"
 
 
 def model_name(row: Assessment) -> str:
@@ -58,7 +58,7 @@ def model_name(row: Assessment) -> str:
 
 def is_own_better(best: Assessment, own: Assessment | None) -> bool:
     """Whether the hospital's own model is finished, and is shown to be better."""
-    return best["compared"] == "worse" and own_name(own) in (ALL_ROUNDS, OWN_SUMS)
+    return best["compared"] == "worse" and own_name(own) in FINISHED
 
 
 def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
