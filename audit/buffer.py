@@ -14,29 +14,24 @@ references), and an image in question. A high score means that the image is like
   and compares the distances to the nearest synthetic image. It knows all other images.
 
 Images are compared as small ones of mean 0 and length 1, up to their sign. So brightness, contrast
-and inversion do not matter. For the nearest neighbour, mirrorings and turns by 90 degrees do not
-matter either. Densities are kernel estimates in the space of the first principal components.
+and inversion do not matter. Densities are kernel estimates in the space of the first principal
+components.
 
 Others, which are images outside of the training set, come in two halves. One attacker has the first
 half as references, and scores the second half and half of the members. A second attacker has the
-halves exchanged. The negative control is the same attack on members against members. The leak of an
-attack is its excess over this control, as a share of the excess of the best attack. The best attack
-knows each member that a buffer of this size can copy, and guesses the rest. A leak of 0 is nothing,
-and 1 is a buffer of copies.
+halves exchanged. The leak of an attack is its excess over a negative control (members against
+members), as a share of the excess of the best attack. The best attack knows each member that a
+buffer of this size can copy, and guesses the rest.
 
-A buffer is refused if a leak is certain (its interval is above 0) and may be above the limit. It
-passes if no true positive rate may be above the limit. If the images are so few that a rate may be
-above the limit by chance, there is no decision. The AUC covers all images at once. It needs some
-thousand test images for a decision, so it can refuse a buffer but lets none pass.
-
-The positive control is the same buffer with near-copies of members in place of some of its images.
-If the attacks do not notice even half of near-copies, they cannot decide either.
+docs/privacy/buffers.md has the decision. The AUC needs some thousand test images for it, so it can
+refuse a buffer but lets none pass. The positive control is the same buffer with near-copies of
+members in place of some of its images.
 
 Shapes: `N` images, `S` synthetic ones, `R` references, `C` channels, `H, W` pixels, `D` numbers of
 a small image, `K` shadows.
 """
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Sized
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -52,6 +47,7 @@ from audit import LEAST
 from audit.epsilon import prove_epsilon
 from audit.membership import Contrast, Scores, contrast, control, exceeds
 from audit.report import Report
+from audit.search import orientations
 from learning.intervals import Estimate
 from learning.samples import one_of_each
 
@@ -73,21 +69,20 @@ class Trial:
     """One attack on the buffer."""
 
     attack: str  # its name
-    worth: Contrast  # its success, beside its negative control
-    held_out_auc: Estimate  # AUC on others against others, where there is nothing to find
-    held_out_tpr: Estimate  # true positive rate on others against others
-    leak_auc: Estimate  # the leak by the excess of its AUC
-    leak_tpr: Estimate  # the leak by the excess of its true positive rate at 1 % false positives
+    worth: Contrast
+    held_out_auc: Estimate  # of others against others, where there is nothing to find
+    held_out_tpr: Estimate
+    leak_auc: Estimate  # by the excess of its AUC
+    leak_tpr: Estimate  # by the excess of its true positive rate at 1 % false positives
 
 
 @dataclass(frozen=True)
 class Bound:
     """A sampler's claim of ε, and the lower bound that attacks prove."""
 
-    epsilon: float  # ε of the claim
-    delta: float  # δ of the claim
-    # The ε that the attacks prove, with 95 % confidence (epsilon.py), if the buffer's answers about
-    # different images are independent
+    epsilon: float
+    delta: float
+    # With 95 % confidence (epsilon.py), if the buffer's answers about images are independent
     audited: float
 
     @property
@@ -101,22 +96,17 @@ class Attacked:
     """The results of the attacks on a buffer."""
 
     limit: float  # the most that may leak (`release.max-membership`)
-    members: int  # training images of the sampler that are scored, each of another patient
-    others: int  # images outside of the training set that are scored, each of another patient
+    members: int  # scored training images of the sampler, each of another patient
+    others: int  # scored images outside of the training set, each of another patient
     references: int  # images of the smaller half, which an attacker knows
     synthetic: int  # images of the buffer
-    # One for each attack; none if there are too few images, or there is no limit
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Trial, ...] = ()  # empty if there are too few images, or there is no limit
     noticed: float | None = None  # the least share of near-copies that is noticed; None if none is
-    bound: Bound | None = None  # the claim and the proven ε; None without a claim or without trials
+    bound: Bound | None = None  # None without a claim or without trials
 
     @property
     def leak(self) -> Estimate | None:
-        """The leak that decides; None without trials.
-
-        It is a leak for which the buffer is refused, or else one of a true positive rate. Of
-        several, the leak with the highest upper end decides.
-        """
+        """The leak that decides; None without trials. One of an AUC can only refuse a buffer."""
         leaks = [each.leak_tpr for each in self.trials]
         leaks += [each.leak_auc for each in self.trials if exceeds(each.leak_auc, self.limit)]
         return max(leaks, key=lambda x: (exceeds(x, self.limit), x.high), default=None)
@@ -128,7 +118,7 @@ class Attacked:
 
     @property
     def verdict(self) -> str:
-        """The verdict: "refused", "passed", "too small to tell" or "not attacked"."""
+        """One of "refused", "passed", "too small to tell" and "not attacked"."""
         if self.limit >= NO_LIMIT:
             return "not attacked"
         if self.leaks or (self.bound and self.bound.refuted):
@@ -307,7 +297,7 @@ def trial_of(name: str, members: Scores, others: Scores, reach: float) -> Trial:
 def nearness(images: Tensor, synthetic: Tensor) -> Scores:
     """Minus the log distance [N] of each image uint8 [N, C, H, W] to the nearest synthetic one."""
     known = small(synthetic)
-    distances = torch.stack([_nearest(small(each), known) for each in mirrorings(images)]).amin(0)
+    distances = torch.stack([_nearest(small(each), known) for each in orientations(images)]).amin(0)
     return np.asarray(-distances.log().cpu().numpy(), dtype=float)
 
 
@@ -334,15 +324,6 @@ def small(images: Tensor) -> Tensor:
         [adaptive_avg_pool2d(each.float(), sides).flatten(1) for each in images.split(BLOCK)]
     )
     return normalize(vectors - vectors.mean(dim=1, keepdim=True))
-
-
-def mirrorings(images: Tensor) -> Iterator[Tensor]:
-    """Images [N, C, H, W] in all mirrorings and turns that keep their shape."""
-    square = images.shape[2] == images.shape[3]
-    for turns in range(4) if square else (0, 2):
-        turned = images.rot90(turns, (2, 3))
-        yield turned
-        yield turned.flip(3)
 
 
 def draw_copies(images: Tensor, seed: int) -> Tensor:

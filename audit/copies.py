@@ -3,11 +3,8 @@
 The check has three parts: the form of a buffer; a search for training images behind each synthetic
 image, also changed ones (audit/search.py); and whether the buffer as a whole is nearer to the
 training images than to held-out ones. Held-out images, which the generator has not seen, set the
-scale: they are searched for in the same way, unchanged and changed (audit/dresses.py). An image is
-refused if it is more like a training image than all but a `quantile` of the held-out images, and
-also if it is a copy.
-
-The check is no proof of privacy. It says little about the information in a buffer as a whole.
+scale: they are searched for in the same way, unchanged and changed (audit/dresses.py).
+docs/privacy/buffers.md says what a pass proves.
 
 N images, C channels, H x W pixels.
 """
@@ -55,12 +52,12 @@ class Auditor:
         """Set the thresholds, by the likeness of held-out images to training images.
 
         Held-out images that are copies of a training image are left out: they would pull the
-        thresholds to zero. One image alone has no spread, so nothing would be near.
+        thresholds to zero.
 
         Args:
             training: All training images [., C, H, W] uint8, also those that the generator did not
                 learn from.
-            held_out: Other images [M, C, H, W] uint8 of the hospital, which it was not trained on.
+            held_out: Other images [M, C, H, W] uint8 of the hospital.
             held_out_labels: Their classes, int64 [M].
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
@@ -109,11 +106,7 @@ class Auditor:
     def check(self, images: Tensor, labels: Tensor) -> Report:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
-        Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
-        the share of held-out images, changed ones included, that are more like a training image
-        than the median synthetic image; `held-out-refused`, the share of unchanged held-out images
-        that the thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
-        `nearness_test`). A buffer of the wrong form has no figures.
+        docs/privacy/buffers.md has the meaning of the figures. A buffer of the wrong form has none.
         """
         if faults := tuple(self._faults(images, labels)):
             return Report(refusal="They do not have the form of a buffer.", reasons=faults)
@@ -206,12 +199,9 @@ def nearness_test(
     images that are near to none. The test statistic is the sum of weights of the synthetic images
     that are nearest to a training image. Without memorising it is the sum over a random half of all
     real images; its distribution is approximated by the normal one with the same mean and variance.
-    A test that took the synthetic images as independent would refuse too much: some real images
-    attract many of them.
 
     Args:
-        training: The similarities of the two nearest training images to each image, and their
-            indices, [N, 2].
+        training: Similarities and indices [N, 2] of the two training images nearest to each image.
         others: The same for the other images.
         size: Number m of training images, and of others.
 

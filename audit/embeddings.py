@@ -13,8 +13,8 @@ attackers know the encoder, and the class of each image:
   al. 2017, Deep variational information bottleneck, arXiv:1612.00410). T draws for one image reveal
   up to T times as much, so an image's embedding may leave once.
 
-The first two figures describe attackers of that strength; they guarantee nothing. Without noise
-(`ebr`, and `stats`, which also has σ²) there is no such bound, and each embedding is linked.
+Without noise (`ebr`, and `stats`, which also has σ²) there is no such bound, and each embedding is
+linked.
 
 n images, embeddings of m of them leave, d coordinates of µ, k numbers that leave for an image.
 """
@@ -73,8 +73,7 @@ def audit_embeddings(
         encoded: All training images.
         rows: The images of which embeddings leave, int64 [m], each once.
         values: These embeddings, [m, k].
-        rng: Chooses the attacked embeddings and the decoders' training images, and initialises
-            the decoders.
+        rng: Decides on the attacked embeddings, and on the decoders.
         deadline: Time limit, on the clock of `time.monotonic`.
 
     Returns:

@@ -6,8 +6,7 @@ without it obeys (Kairouz, Oh and Viswanath, ICML 2015)
     TPR ≤ exp(ε) FPR + δ        and        1 - FPR ≤ exp(ε) (1 - TPR) + δ.
 
 So measured rates bound ε from below (Jagielski, Ullman and Oprea, NeurIPS 2020, arXiv:2006.07709;
-Nasr et al., IEEE S&P 2021, arXiv:2101.04535). A bound above the claimed ε refutes the claim. A
-bound below it proves nothing: another attack may do better.
+Nasr et al., IEEE S&P 2021, arXiv:2101.04535). A bound above the claimed ε refutes the claim.
 """
 
 from math import inf, log
@@ -39,9 +38,6 @@ def prove_epsilon(
         negatives: Trials without it.
         delta: δ, in [0, 1).
         confidence: Probability that ε is at least the returned value, in (0, 1).
-
-    Returns:
-        0 or more; 0 if the attack proves nothing.
     """
     tpr = clopper_pearson(true_positives, positives, confidence).low  # no more than the true one
     fpr = clopper_pearson(false_positives, negatives, confidence).high  # no less

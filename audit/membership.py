@@ -1,9 +1,9 @@
 """The success of a membership attack, beside a control in which there is nothing to find.
 
-An attack gives an image a score: a high score means that the image was likely a training image
-(buffer.py and model.py). Success is measured as by Carlini et al. (arXiv:2112.03570): the true
-positive rate at a false positive rate of 1 %, beside AUC and accuracy. The leak is the excess over
-the control, as a share of the largest possible excess. Intervals are at 95 %.
+An attack gives an image a score: a high score means that the image was likely a training image.
+Success is measured as by Carlini et al. (arXiv:2112.03570): the true positive rate at a false
+positive rate of 1 %, beside AUC and accuracy. The leak is the excess over the control, as a share
+of the largest possible excess. Intervals are at 95 %.
 
 Shapes: `M` members, which are training images, `O` others.
 """
@@ -26,14 +26,11 @@ Scores = NDArray[np.float64]
 class Success:
     """The success of an attack."""
 
-    members: int  # the number of members that were scored
-    others: int  # the number of others that were scored
-    # AUC of members against others; interval by Hanley and McNeil (Radiology 143, 1982)
-    auc: Estimate
-    # Share of members above a threshold that at most 1 % of others exceed, with the interval of
-    # Clopper and Pearson (Biometrika 26, 1934)
-    tpr: Estimate
-    fpr: Estimate  # share of others above this threshold, with the same kind of interval
+    members: int  # number of scored members
+    others: int  # number of scored others
+    auc: Estimate  # of members against others; error by Hanley and McNeil (Radiology 143, 1982)
+    tpr: Estimate  # share of members above a threshold that at most 1 % of others exceed
+    fpr: Estimate  # share of others above this threshold
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,7 @@ class Decided(Success):
 def accuracy(members: Scores, others: Scores, threshold: float) -> Estimate:
     """The mean of the shares of members [M] and of others [O] with the right answer.
 
-    A score at or above `threshold` means a member. The interval is one for other data than those
-    that the threshold comes from.
+    A score at or above `threshold`, which comes from other data, means a member.
     """
     found = clopper_pearson(int((members >= threshold).sum()), len(members))
     spared = clopper_pearson(int((others < threshold).sum()), len(others))
@@ -83,7 +79,7 @@ def auc(members: Scores, others: Scores) -> Estimate:
 
 
 def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
-    """A share of hits, with its exact interval."""
+    """A share of hits, with its exact interval (Clopper and Pearson, Biometrika 26, 1934)."""
     exact = binomtest(hits, number).proportion_ci(level, "exact")
     return Estimate(hits / number, float(exact.low), float(exact.high))
 
@@ -92,14 +88,13 @@ def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
 class Contrast:
     """The success of an attack beside its negative control, where there is nothing to find."""
 
-    attack: Success  # success on members and others
-    # AUC of members against members, over many random splits with as many others as in the attack:
-    # the mean, and the range of 95 % of the splits
+    attack: Success
+    # Of members against members, over many random splits with as many others as in the attack: the
+    # mean, and the range of 95 % of the splits
     control_auc: Estimate
-    # The same for the true positive rate. Its mean is above 1 % if others are few.
-    control_tpr: Estimate
+    control_tpr: Estimate  # its mean is above 1 % if others are few
     excess_auc: Estimate  # AUC of the attack minus that of its control
-    excess_tpr: Estimate  # the same for the true positive rate
+    excess_tpr: Estimate
 
     def leaks(self, reach: float = 1.0) -> tuple[Estimate, Estimate]:
         """The excesses of AUC and of true positive rate, as shares of the largest possible ones.

@@ -64,9 +64,8 @@ def audit_model(members: Predictions, others: Predictions, limit: float, epochs:
     At most `limit` may leak.
 
     Returns:
-        The leaks of the attack by loss. The evidence has `limit`, `leak` (the one of the two leaks
-        with the higher lower end), `by-loss`, `by-network` and `able`: whether a model that reveals
-        all members would be noticed.
+        The leaks of the attack by loss. The evidence has the leak with the higher lower end, each
+        attack, and `able`: whether a model that reveals all members would be noticed.
     """
     found = contrast(members.scores(), others.scores())
     perfect = contrast(np.ones(found.attack.members), np.zeros(found.attack.others))
@@ -84,8 +83,7 @@ def audit_model(members: Predictions, others: Predictions, limit: float, epochs:
 def network_attack(members: Predictions, others: Predictions, seed: int, epochs: int) -> Decided:
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
-    It needs `FEWEST` members and others. The number of scored members is at most that of scored
-    others. The seed decides on the split and on the training.
+    It needs `FEWEST` members and others. The seed decides on the split and on the training.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)

@@ -18,9 +18,8 @@ class Ranks:
     towards those of all classes, which count as `PRIOR` images more. A scaled residual becomes the
     share of held-out images that have a smaller one. Below a share of `TAIL` an exponential
     distribution gives that share, because most distributions have such a tail (Pickands, Annals of
-    Statistics 3, 1975). So a copy gets a much smaller share than a held-out image that merely comes
-    first. An image's smallest share is ranked among the smallest shares of held-out images. So of
-    new images of the same distribution a share q has a rank of q or less, up to estimation errors.
+    Statistics 3, 1975). An image's smallest share is ranked among the smallest shares of held-out
+    images. So of new images of the same distribution a share q has a rank of q or less.
     """
 
     def __init__(self, residuals: Tensor, labels: Tensor, classes: int) -> None:

@@ -1,19 +1,17 @@
 """The search for changed copies of training images.
 
-A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy or compressed.
-It may be mixed with another image, in parts, bent, or in the colours alone. Each such change is a
-dress of the copy (dresses.py). Each image is compared with all training images in seven steps.
+A change, for example a shift or blur, is called a dress of the copy (dresses.py). Each image is
+compared with all training images in seven steps.
 
 1. Aligned: whole images are compared in the 8 orientations of a square, by the absolute correlation
-   of whitened vectors. Brightness, contrast and inversion do not change it. Whitening removes the
-   common features of all training images. Orthogonal matching pursuit (Pati et al. 1993) adds a
-   second training image: that finds mixes.
+   of whitened vectors. Whitening removes the common features of all training images. Orthogonal
+   matching pursuit (Pati et al. 1993) adds a second training image: that finds mixes.
 2. Moved: the middle of the image is compared with windows of the training images, at a grid of
    shifts, scales and angles. The best windows are registered, and the best of these once more.
 3. Altered: the image is fitted by a training image, the same blurred, and its square. That finds
    blur and changes of gamma. The candidates of steps 1 and 2 are tried.
 4. Alone: the best moved candidate is compared with the others. The source of a noisy copy stands
-   out. Images that are like many others, such as blurred ones, have no such source.
+   out.
 5. In parts: each block of the image is compared with blocks of a training image. Blocks near its
    place find bent copies; blocks anywhere find patches that were moved. The third of the blocks
    with the best fit counts: the rest may be hidden, or belong to another image.
@@ -27,7 +25,7 @@ N images, M training images, C channels, H x W pixels, R pixels a side, F featur
 B blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -77,14 +75,11 @@ class Found:
     """The results of the search for N images."""
 
     # Float32 [N, scores]: the logarithm of the share of an image that training images do not
-    # explain, for each of `SCORES`. It is small for copies. For "alone" it is the logarithm of a
-    # ratio of two such shares.
+    # explain, for each of `SCORES`; for "alone" that of a ratio of two such shares
     residuals: Tensor
     index: Tensor  # the most similar training image by any score, int64 [N]
-    # The orientation of the image, of 8, that is most like this training image, int64 [N]
-    frame: Tensor
-    # The place of its middle in the training image: shifts, log scale and angle, [N, 4]
-    pose: Tensor
+    frame: Tensor  # the orientation, of 8, that is most like this training image, int64 [N]
+    pose: Tensor  # place of its middle in the training image: shifts, log scale, angle, [N, 4]
 
 
 class Search:
@@ -197,14 +192,10 @@ class Search:
         others = moved[:, None].masked_fill((patients[:, :, None] != patients[:, None]) | alone, 0)
         residuals["of a patient"] = moved + others.amin(dim=2)
         every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
-        zero = pose.new_zeros(len(whole), aligned.shape[1], 4)
-        each = every[:, None]
-        return (
-            torch.stack([residuals[name].amin(dim=1) for name in SCORES], 1),
-            indices.gather(1, each)[:, 0],
-            frames.gather(1, each)[:, 0],
-            torch.cat([zero, pose], 1)[rows[:, 0], every],
-        )
+        best = rows[:, 0], every
+        poses = torch.cat([pose.new_zeros(*aligned.shape, 4), pose], 1)
+        scores = torch.stack([residuals[name].amin(dim=1) for name in SCORES], 1)
+        return scores, indices[best], frames[best], poses[best]
 
     def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Log shares [n, candidates] of blocks that are not explained, in place and anywhere.
@@ -335,8 +326,7 @@ class Search:
 
     def _rough(self, targets: Tensor, windows: Tensor) -> Tensor:
         """Correlations [n, K] of whitened vectors [n, K, G·G]."""
-        alike: Tensor = (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
-        return alike
+        return torch.mul(_unit(windows @ self.rough), _unit(targets @ self.rough)).sum(dim=2)
 
     def _middle_windows(self, framed: Tensor) -> Tensor:
         """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
@@ -394,10 +384,18 @@ def blur(images: Tensor, sigma: float) -> Tensor:
     return conv2d(rows, kernel.view(1, 1, -1, 1)).view_as(images)
 
 
+def orientations(images: Tensor) -> Iterator[Tensor]:
+    """Images [N, C, H, W] in all mirrorings and turns that keep their shape."""
+    square = images.shape[2] == images.shape[3]
+    for turns in range(4) if square else (0, 2):
+        turned = images.rot90(turns, (2, 3))
+        yield turned
+        yield turned.flip(3)
+
+
 def _frames(images: Tensor) -> Tensor:
     """The 8 orientations [n, 8, 1, R, R] of square images [n, 1, R, R]."""
-    turned = [images.rot90(k, (2, 3)) for k in range(4)]
-    return torch.stack([each for x in turned for each in (x, x.flip(3))], 1)
+    return torch.stack([*orientations(images)], 1)
 
 
 def _unframe(image: Tensor, frame: int) -> Tensor:
@@ -417,17 +415,14 @@ def _sample(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor
     return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    scaled: Tensor = vectors / (vectors.norm(dim=-1, keepdim=True) + 1e-6)
-    return scaled
+def _unit(vectors: Tensor, least: float = 1e-6) -> Tensor:
+    return torch.div(vectors, vectors.norm(dim=-1, keepdim=True) + least)
 
 
 def _vectors(images: Tensor) -> Tensor:
     """Unit vectors [..., R·R] of images [..., 1, R, R] without their brightness."""
     flat = images.flatten(-3)
-    flat = flat - flat.mean(dim=-1, keepdim=True)
-    scaled: Tensor = flat / (flat.norm(dim=-1, keepdim=True) + 1e-3)
-    return scaled
+    return _unit(flat - flat.mean(dim=-1, keepdim=True), 1e-3)
 
 
 def whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
@@ -439,8 +434,7 @@ def whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
     values, axes = torch.linalg.eigh((vectors.T @ vectors).double() / len(vectors))
     values, axes = values.clamp(min=0).flip(0), axes.flip(1)
     scale = (values + added * values.mean() + 1e-12).rsqrt()
-    scaled: Tensor = (axes * scale)[:, :most].float()
-    return scaled
+    return torch.mul(axes, scale)[:, :most].float()
 
 
 def _correlations(vectors: Tensor, known: Tensor) -> Tensor:

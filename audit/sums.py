@@ -9,9 +9,8 @@ by
   deviations 1/a and 1/b: for Gaussian noise the best test is linear (Neyman and Pearson), as in
   Dwork et al., "Robust traceability from trace amounts", FOCS 2015. Held-out images are
   scored against the part of the same patient;
-- span: minus the squared distance of z to the first n_c eigenvectors of G_c. The features of a
-  class with fewer than d images are in this span. Other classes are left out: every feature is in
-  their span, and would hide those of a small class;
+- span: minus the squared distance of z to the first n_c eigenvectors of G_c, for classes with fewer
+  than d images. Their features are in this span;
 - likelihood: the log-likelihood of a normal distribution with the class's mean and covariance.
 
 Each attack compares training images with held-out images of the same classes (`contrast`), one of
@@ -82,8 +81,8 @@ def audit_sums(
         scales: a and b of the attack by difference.
 
     Returns:
-        The leaks of all attacks. The evidence has `limit` and each attack by its name. An attack is
-        missing if no class for it has two members and a held-out image.
+        The leaks of all attacks, and their evidence. An attack is missing if no class for it has
+        two members and a held-out image.
     """
     small = sent.counts.round() < members.values.shape[1]
     pairs = {

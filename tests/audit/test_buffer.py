@@ -7,11 +7,11 @@ from audit.buffer import (
     attack_buffer,
     density_scores,
     draw_copies,
-    mirrorings,
     nearness,
     shadow_scores,
     small,
 )
+from audit.search import orientations
 from learning.samples import one_of_each
 
 
@@ -50,9 +50,9 @@ def test_a_distance_by_hand():
 
 def test_images_that_are_not_square_are_not_turned_on_their_side():
     wide = images(3, height=4, width=6)
-    assert {tuple(each.shape[2:]) for each in mirrorings(wide)} == {(4, 6)}
-    assert len(list(mirrorings(wide))) == 4
-    assert len(list(mirrorings(images(3)))) == 8
+    assert {tuple(each.shape[2:]) for each in orientations(wide)} == {(4, 6)}
+    assert len(list(orientations(wide))) == 4
+    assert len(list(orientations(images(3)))) == 8
 
 
 def test_the_ratio_of_densities_is_high_where_only_synthetic_images_are():
