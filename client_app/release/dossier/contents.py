@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import torch
 
 from client_app.authority.identity import Identity
 from client_app.release.buffer.job import Release
 from client_app.release.dossier.files import write
 from client_app.request import Request
+from learning.samples import Samples
 from pages.pictures import pngs_by_class
 
 FORMAT = 1
@@ -20,11 +22,7 @@ GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
 
 
 def keep_dossier(request: Request, release: Release) -> str:
-    """Write the dossier of a release into the hospital's store, and return its SHA-256.
-
-    If a run asks for the same buffer again, the dossier stays the same; with another policy or code
-    it is a new one.
-    """
+    """Write the dossier of a release into the hospital's store, and return its SHA-256."""
     hospital = request.hospital
     folder = hospital.store.folder / "dossiers" / request.run.folder.name
     identity = Identity.load(hospital.name, hospital.identity) if hospital.policy else None
@@ -35,11 +33,8 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
     """The contents of the dossier of a release."""
     hospital, samples = request.hospital, release.samples
     classes = hospital.data.classes
-    counts = {
-        name: int((samples.labels == k).sum())
-        for k, name in enumerate(classes)
-        if (samples.labels == k).any()
-    }
+    sizes = torch.bincount(samples.labels, minlength=len(classes)).tolist()
+    counts = {name: size for name, size in zip(classes, sizes, strict=True) if size}
     settings, policy = hospital.settings, hospital.policy
     secret, purpose = hospital.secret, f"dossier {request.order.run}"  # the server names the run
     return {
@@ -48,17 +43,14 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "run": request.order.run,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "simulated": policy is None,
-        # Without a salt, somebody could guess contents and compare their hash. The salt is the same
-        # for all requests of a run. A simulation has no secret, and no salt.
+        # Without a salt, somebody could guess contents and compare their hash.
         "salt": hmac.digest(secret, purpose.encode(), "sha256").hex() if secret else "",
         "leaves": {
             "images": len(samples),
             "shape": list(samples.shape),
             "classes": counts,
             "left-out": [name for name in classes if name not in counts],
-            "pictures": {
-                name: b64encode(png).decode() for name, png in _pictures(release, classes).items()
-            },
+            "pictures": _pictures(samples, classes),
         },
         "learnt-from": {
             "training-images": len(hospital.data.train),
@@ -83,12 +75,11 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
     }
 
 
-def _pictures(release: Release, classes: Sequence[str]) -> Mapping[str, bytes]:
-    """The first images of each class as PNG; features have none."""
-    images, labels = (
-        each.cpu().numpy() for each in (release.samples.images, release.samples.labels)
-    )
-    return pngs_by_class(images, labels, classes) if images.dtype == np.uint8 else {}
+def _pictures(samples: Samples, classes: Sequence[str]) -> dict[str, str]:
+    """The first images of each class as PNG in base 64; features have none."""
+    images, labels = (each.cpu().numpy() for each in (samples.images, samples.labels))
+    pngs = pngs_by_class(images, labels, classes) if images.dtype == np.uint8 else {}
+    return {name: b64encode(png).decode() for name, png in pngs.items()}
 
 
 def _dash(table: Mapping[str, Any]) -> dict[str, Any]:

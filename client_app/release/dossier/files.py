@@ -20,16 +20,15 @@ LONGEST = 2**24  # bytes of a dossier; pictures of many classes take 8 MB
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
     """Write a dossier and return its SHA-256; if only the time differs, keep the earlier time.
 
-    `written` in the dossier is the time. Without `identity` there is no signature. An
-    earlier dossier of the run, of another policy for example, moves to a folder below. Its SHA-256
-    is the folder's name, since others have a buffer with this SHA-256.
+    Without `identity` there is no signature. An earlier dossier of the run moves to a folder below,
+    with its SHA-256 as a name: others have a buffer with this SHA-256.
     """
     path, before = folder / "dossier.json", b""
+    text = json.dumps(dossier, indent=1).encode()
     with suppress(OSError, ValueError):
         before = read_bytes(path)
-        known = json.loads(before)
-        dossier = dossier | {"written": known["written"]} if _is_same(known, dossier) else dossier
-    text = json.dumps(dossier, indent=1).encode()
+        again = dossier | {"written": json.loads(before)["written"]}
+        text = before if json.dumps(again, indent=1).encode() == before else text
     digest = hashlib.sha256(text).hexdigest()
     files = {path.name: text}
     if identity:
@@ -51,8 +50,8 @@ class Checked:
     """The result of the check of a dossier."""
 
     hash: str  # SHA-256 of dossier.json, which travels with the buffer
-    hospital: str  # name of the hospital, by the dossier
-    run: str  # identity of the run, by the dossier
+    hospital: str
+    run: str  # identity of the run
     signed: bool  # whether the hospital has signed the dossier
     page: bool  # whether dossier.html matches dossier.json
 
@@ -63,9 +62,9 @@ class Checked:
 
 
 def check(path: Path, keys: Mapping[str, Member]) -> Checked:
-    """Check a dossier.
+    """Check dossier.json, and dossier.sig and dossier.html beside it.
 
-    dossier.sig and dossier.html are in the folder of dossier.json. `keys`: name -> public keys.
+    `keys` has the public keys of hospitals, by name.
 
     Raises:
         SettingsError: There is no such file, or it is no dossier.
@@ -105,13 +104,6 @@ def newest_dossier(folder: Path, run: str | None) -> Path:
             "the hospital with --hospital. A run without synthetic images has none."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
-
-
-def _is_same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
-    # Compare as JSON, which turns tuples into lists.
-    return json.dumps(known | {"written": ""}, sort_keys=True) == json.dumps(
-        dossier | {"written": ""}, sort_keys=True
-    )
 
 
 def _bytes(path: Path) -> bytes:
