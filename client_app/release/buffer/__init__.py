@@ -1,12 +1,8 @@
 """A hospital's buffer: synthetic images in place of its own, made before the first hop.
 
-    train -> render -> audit -> attack -> measure -> draw
-
-A sampler (registry.py) learns from the hospital's training images and renders synthetic images. An
-audit discards images that are too near to a training image, and checks the rest as a whole. A
-buffer that passes is attacked (attack.py). stages.py runs the stages. A GAN is trained once: the
-hospital's store keeps it under a hash of all its inputs. After an interruption its training
-continues, and later runs use it again.
+A sampler (registry.py) learns from the hospital's training images and renders synthetic images.
+Their release check is in stages.py. A GAN is trained once: the hospital's store keeps it under a
+hash of all its inputs. After an interruption its training continues, and later runs use it again.
 
     <store>/<site>/gan/<hash>/        checkpoints, progress.jsonl, grids of synthetic images
         statistic.npz                 the noised statistic of `dp-mean-embedding`
@@ -64,7 +60,7 @@ def make_buffer(
         PresetError: There is no such preset, or it does not fit the images.
         SettingsError: `gan.lpips-weights` or `gan.inception-weights` cannot be used, or `gan.k` is
             too large.
-        ReleaseError: The images may not leave; the text gives the reason.
+        ReleaseError: The images may not leave.
         DivergedError: The training of the GAN diverged.
         DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
@@ -112,7 +108,6 @@ def make_buffer(
     name = f"{folder}/{_hash(checks, size, *rendering, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
-    place = hospital.store.folder / folder
     job = Job(
         hospital=hospital,
         size=size,
@@ -123,14 +118,14 @@ def make_buffer(
         distance=distance,
         inception=inception,
         seed=seed,
-        folder=place,
+        folder=own_folder(hospital.store.folder / folder),
         deadline=deadline,
     )
     allowed = max(0.0, deadline - time.monotonic())
     try:
         # Of two runs on one store the second waits. Otherwise both would train the GAN, and draw
         # the noise of a statistic twice.
-        with hold_lock(own_folder(place) / "lock", "makes a buffer of these images", allowed):
+        with hold_lock(job.folder / "lock", "makes a buffer of these images", allowed):
             if not (kept := hospital.store.load(name)):
                 kept = make(job).arrays()
                 hospital.store.save(name, kept)
@@ -151,9 +146,8 @@ def make_buffer(
 def _learnt_rows(hospital: Hospital, labels: Tensor) -> Tensor:
     """Images of classes that a buffer may show, bool [n], from their labels [n].
 
-    A run chooses `release.min-class-images`. Compared with exact numbers of images, it would count
-    them. So in a deployment it is compared with numbers in whole groups, and the exact numbers with
-    the policy's own limits.
+    A run chooses `release.min-class-images`: compared with exact numbers of images, it would count
+    them. So in a deployment it is compared with numbers in whole groups.
     """
     fewest, gan = hospital.settings.release.min_class_images, hospital.settings.gan
     if not (policy := hospital.policy):
@@ -166,23 +160,20 @@ def _learnt_rows(hospital: Hospital, labels: Tensor) -> Tensor:
 
 
 def _check_patients(hospital: Hospital, rows: Tensor, large: int) -> None:
-    """Refuse to make a buffer from the training images `rows` of too few patients.
+    """Refuse (ReleaseError) a buffer from training images `rows` of too few patients.
 
-    A run may leave out classes of the `large` images, so the check of all training patients is not
-    enough. Then patients count in whole groups.
-
-    Raises:
-        ReleaseError: They are fewer than `images.min-train-patients`.
+    If a run leaves out classes of the `large` images, patients count in whole groups.
     """
+    if not (policy := hospital.policy):
+        return
+    train = hospital.data.train
+    owners, strata = train.patients[rows.numpy()], train.strata[rows.numpy()]
+    if train.tasks is None and len(rows) == large:
+        patients = len(np.unique(owners))
+    else:
+        patients = least_patients(owners, strata, policy.figures.smallest_group)
     try:
-        if policy := hospital.policy:
-            train, group = hospital.data.train, policy.figures.smallest_group
-            owners, strata = train.patients[rows.numpy()], train.strata[rows.numpy()]
-            if train.tasks is None and len(rows) == large:
-                patients = len(np.unique(owners))
-            else:
-                patients = least_patients(owners, strata, group)
-            policy.images.uphold("min-train-patients", patients)
+        policy.images.uphold("min-train-patients", patients)
     except PolicyError as error:
         logging.getLogger("flwr").error("No buffer is made. %s", error.explain())
         raise ReleaseError(

@@ -1,7 +1,7 @@
 """Membership attacks on a buffer before it leaves.
 
-audit/buffer.py has the attacks. Members are the images that the sampler learnt from. Others are the
-hospital's test images of the same classes, in two halves. Of each patient one image is attacked.
+Members are the images that the sampler learnt from. Others are the hospital's test images of the
+same classes, in two halves. Of each patient one image is attacked.
 """
 
 import logging
@@ -35,10 +35,7 @@ SAID = {
 def attack(
     job: Job, samples: Samples, figures: Mapping[str, float], train: Callable[[Job], Sampler]
 ) -> Report:
-    """Attack a buffer before it leaves.
-
-    `figures` have `gan-epsilon` and `gan-delta` if the sampler claims a guarantee. `train` trains
-    such a sampler.
+    """Attack a buffer, of a sampler with such figures; `train` trains such a sampler.
 
     Raises:
         TimeoutError: The deadline has passed; trained shadows are kept.
@@ -70,10 +67,7 @@ def shadow_attack(
 ) -> Trial:
     """Attack a buffer with shadow generators, which are kept in the folder of the sampler.
 
-    The sampler did not learn from `others`, each of another patient. `train` trains such a sampler.
-
-    Raises:
-        TimeoutError: The deadline has passed; trained shadows are kept.
+    The sampler did not learn from `others`, each of another patient. `train` trains a shadow.
     """
     everyone, settings = concatenate((job.learnt, others)), job.hospital.settings
     # A shadow leaves nothing: a privacy term without a part in it refuses no buffer.
@@ -114,10 +108,7 @@ def _figures(found: Attacked, noun: str) -> str:
     if found.leak is None:
         return "."
     low, high = (max(end, 0.0) for end in (found.leak.low, found.leak.high))
-    control = f"They notice near-copies from {found.noticed or 0:.0%} of the {noun} on."
+    leak = f"{low:.0%} to {high:.0%} of the leak of copies, and the limit is {found.limit:.0%}"
     if found.noticed is None:
-        control = f"They do not notice if half of the {noun} are near-copies."
-    return (
-        f": {low:.0%} to {high:.0%} of the leak of copies, and the limit is {found.limit:.0%}. "
-        f"{control}"
-    )
+        return f": {leak}. They do not notice if half of the {noun} are near-copies."
+    return f": {leak}. They notice near-copies from {found.noticed:.0%} of the {noun} on."

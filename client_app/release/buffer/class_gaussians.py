@@ -6,9 +6,7 @@ the same numbers with other variances, would reveal the mean of a class. So in a
 - The variances are those of all training images of the hospital in classes with enough patients,
   whichever classes a run learns from.
 - The random numbers of a class follow from a secret of the hospital, the images of the class, and
-  the images behind the variances. Names and order of classes, other classes of the run, its seed
-  and the size of the buffer change nothing.
-- A class draws its numbers one after the other, also for images that are drawn again.
+  the images behind the variances. A class draws its numbers one after the other.
 
 So more runs with the same images reveal no more. With other images all numbers change.
 """
@@ -16,7 +14,6 @@ So more runs with the same images reveal no more. With other images all numbers 
 import hashlib
 import hmac
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +35,7 @@ def class_gaussians(job: Job) -> ClassGaussians:
     every = train[torch.from_numpy(large)]
     beside = "".join(sorted(_hash_classes(every).values()))
     streams = {
-        label: _stream(job.hospital.secret, own + beside)
+        label: secret_rng(hmac.digest(job.hospital.secret, (own + beside).encode(), "sha256"))
         for label, own in _hash_classes(job.learnt).items()
     }
     return ClassGaussians(images, labels, (every.images, every.labels), streams)
@@ -53,8 +50,3 @@ def _hash_classes(samples: Samples) -> dict[int, str]:
 def _hash(images: Tensor) -> str:
     each = sorted(hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in images)
     return hashlib.sha256("".join(each).encode()).hexdigest()
-
-
-def _stream(secret: bytes, images: str) -> np.random.Generator:
-    """The random numbers of a class, from hashes of images."""
-    return secret_rng(hmac.digest(secret, images.encode(), "sha256"))

@@ -19,10 +19,6 @@ from strategies.protocol.files import write_whole
 def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     """Return the codes of each class; None for random latents.
 
-    If training images are projected, `set-distances.png` and `set-nearest.png` are written to the
-    folder of pictures (LCI's figures 3.3 and 3.4 in the thesis). The second shows real images, and
-    stays here.
-
     `square` are training images of the generator, uint8 [N, C, R, R].
 
     Raises:
@@ -57,7 +53,10 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
 
 
 def _draw(job: Job, source: Source, codes: Codes) -> None:
-    """Write pictures of real images, their projections, and the nearest images of the set."""
+    """Write pictures of real images, their projections, and the nearest images of the set.
+
+    They are figures 3.3 and 3.4 of the thesis, for LCI.
+    """
     found, real = source.projection(), to_bytes(source.images)
     examples = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
     least, shown = torch.full_like(found.distances, torch.inf), real[examples]

@@ -29,10 +29,6 @@ from strategies.protocol.settings import SettingsError
 class GANSampler:
     """A hospital's GAN, trained or restored.
 
-    Attributes:
-        figures: Figures of the training, and smallest distances to training images.
-        classes: Classes of the images that it has learnt from.
-
     Raises:
         SettingsError: `gan.inception-weights` cannot be used.
         ReleaseError: The privacy term had no part in the GAN, and the settings require it.
@@ -70,8 +66,7 @@ class GANSampler:
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, H, W] of classes int64 [N].
 
-        Codes of a set are drawn without replacement over all calls, so that refused images are not
-        drawn again. After the last code, codes are drawn again, with other noise.
+        Codes of a set are drawn without replacement over all calls: no refused image comes again.
         """
         return _resize(self._square(labels, seed), self.size)
 

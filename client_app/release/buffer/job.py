@@ -31,12 +31,11 @@ class Job:
     learnt: Samples  # training images that the sampler learns from
     patients: NDArray[np.int64]  # their patients
     preset: Preset  # size and schedule of the GAN
-    # The perceptual distance of the privacy term, the audit and the figures
-    distance: PairwiseLPIPS
+    distance: PairwiseLPIPS  # of the privacy term and the figures
     inception: Path | None  # file of the FID's network; None = another Fréchet distance
-    seed: int  # seed of all random numbers
+    seed: int
     folder: Path  # folder of the sampler
-    deadline: float  # time limit, in the time of `time.monotonic`
+    deadline: float  # in the time of `time.monotonic`
 
     def pictures(self) -> Path:
         """The folder for pictures: `folder`, or a folder in it for a sampler with code sets."""
@@ -73,9 +72,7 @@ class Release:
 
     samples: Samples  # the synthetic images with labels
     figures: dict[str, float]  # figures of the sampler and the audit, under declared names
-    # Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if there was no
-    # attack
-    attacked: dict[str, Any] = field(default_factory=dict)
+    attacked: dict[str, Any] = field(default_factory=dict)  # results of attacks, which stay here
     code: str = field(default_factory=code_hash)  # of the code that made and checked them
 
     @property
@@ -115,10 +112,7 @@ def fingerprint(samples: Samples) -> str:
 
 
 def frequent_rows(labels: Tensor, fewest: int, group: int = 1) -> Tensor:
-    """Images in classes with at least `fewest`, bool [n]; smaller classes would be memorised.
-
-    The number of images of a class is rounded to whole groups, as in figures.
-    """
+    """Images in classes of at least `fewest`, in whole groups: bool [n], from labels [n]."""
     sizes = torch.bincount(labels)
     return ((2 * sizes + group) // (2 * group) * group >= fewest)[labels]
 

@@ -2,10 +2,8 @@
 
 gan/noised_moments.py computes the statistic from images, and gan/moment_generator.py sees only the
 statistic. gan/noised_features.py has both for features (train.freeze). In a deployment, the
-statistic is released once for the same images and settings. Its noise cannot be drawn again. The
-hospital keeps the statistic in its store, and counts it in its privacy account. In a simulation,
-which has one owner, the noise follows from the seed. In a deployment, anybody who knows the seed
-could subtract such noise.
+statistic is released once for the same images and settings. The hospital keeps it in its store, and
+counts it in its privacy account. In a simulation the noise follows from the seed.
 """
 
 import numpy as np
@@ -22,10 +20,6 @@ from strategies.protocol.settings import rng_for
 
 class MeanEmbeddingSampler:
     """A generator with a guarantee of differential privacy.
-
-    Attributes:
-        figures: ε and δ.
-        classes: Classes with enough images by the statistic.
 
     Raises:
         PolicyError: The policy does not allow this ε, alone or together with earlier releases.

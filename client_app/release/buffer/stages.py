@@ -25,7 +25,7 @@ def make(job: Job) -> Release:
     """Train a sampler, render, audit, attack, measure, draw.
 
     Raises:
-        ReleaseError: The images may not leave; the text gives the reason.
+        ReleaseError: The images may not leave.
     """
     method = job.hospital.settings.gan.method
     # `dp-mean-embedding` learns from all images, and refuses by its noised numbers.
@@ -55,11 +55,7 @@ def make(job: Job) -> Release:
 
 
 def copy_audit(job: Job) -> Auditor:
-    """The audit of a hospital's buffer; the hospital's own test images set its scale.
-
-    Raises:
-        ReleaseError: There are too few test images to compare with.
-    """
+    """The audit of a hospital's buffer; without two test images, none may leave (ReleaseError)."""
     data, held_out = job.hospital.data, job.hospital.data.held_out
     try:
         return Auditor(
@@ -104,11 +100,7 @@ def render(job: Job, sampler: Sampler, audit: Auditor) -> tuple[Samples, float]:
 
 
 def uphold(job: Job, report: Report) -> None:
-    """Refuse a buffer that an audit refuses.
-
-    Raises:
-        ReleaseError: The text is for the server; details are in the hospital's own log.
-    """
+    """Refuse (ReleaseError) a buffer that an audit refuses; the hospital's own log has details."""
     if not report.passed:
         if report.reasons:
             logging.getLogger("flwr").error(str(job.refusal(*report.reasons)))
@@ -125,12 +117,7 @@ def diversity(job: Job, samples: Samples) -> dict[str, float]:
 
 
 def draw(job: Job, samples: Samples, audit: Auditor) -> None:
-    """Write pictures for the hospital alone.
-
-    buffer.png shows the buffer. nearest-to-synthetic.png shows each synthetic image with its
-    nearest training image, mirrored or shifted as found. nearest-to-real.png shows training images,
-    each with its nearest synthetic image.
-    """
+    """Write pictures for the hospital alone, as listed in client_app/release/buffer."""
     folder = job.pictures()
     by_class = samples.labels.argsort(stable=True)
     save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
