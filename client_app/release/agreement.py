@@ -46,11 +46,7 @@ def share_out(
 def share_at_point(share: float, answered: float, point: float, classes: int) -> float:
     """The share of images with at least the probability `point` for a class, made consistent.
 
-    Args:
-        share: This share with noise.
-        answered: Share of these images with the class as the most probable one.
-        point: The probability.
-        classes: Number of classes.
+    `answered` is the share of these images with the class as the most probable one of `classes`.
     """
     if point >= 0.5:
         share = min(share, answered)  # no other class is as probable

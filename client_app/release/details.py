@@ -1,8 +1,7 @@
 """Details of a model after the last round: intervals of its figures, and figures of each class.
 
-As in disclosure.py, a sender can build models that single out a patient. So in a deployment no
-figure is exact, and only D = `figures.max-detailed` models get details in a run and in a day. A
-model has `TABLES` tables:
+In a deployment no figure is exact, and only D = `figures.max-detailed` models get details in a run
+and in a day (docs/privacy/figures.md). A model has `TABLES` tables:
 
 - its answers for each class;
 - images of each class that it finds at the class's operating point;
@@ -16,22 +15,18 @@ Each count has normal noise with the standard deviation
 
 and becomes a share of three digits. All that leaves follows from these shares, and is consistent
 (client_app.release.agreement). m is the largest number of images of a patient, rounded up to a
-power of √2, since the size of the noise leaves (`accuracy-noise`). d is the largest
-change of a table by one image, in Euclidean length: √2 for the answers, where one cell loses the
-image and another gains it; 1 and √(K − 1) for the next two tables, with K classes; 2 for the bins;
-and 2/n for the calibration error of n images. So all tables of any D models together separate two
-cases of one patient by SEPARATION standard deviations or less (arXiv:1905.02383).
+power of √2. d is the largest change of a table by one image, in Euclidean length: √2 for the
+answers, where one cell loses the image and another gains it; 1 and √(K − 1) for the next two
+tables, with K classes; 2 for the bins; and 2/n for the calibration error of n images. So all tables
+of any D models together separate two cases of one patient by SEPARATION standard deviations or less
+(arXiv:1905.02383).
 
 An operating point is chosen on training images (`Disclosure.training_rows`). In a deployment its
-counts have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single
-training image determines it, and it can leave.
+counts have noise too, with d = √(K T) for T thresholds, without the factor TABLES.
 
-An interval also reveals something of patients. So a deployment does not use the bootstrap. It uses
-the interval of the released figures, widened by their noise, for the case that all images of a
-patient are right or all are wrong. This interval depends only on the number of images of each
-patient; no model changes it. The effective number of patients is rounded down to a power of √2, the
-correlation of two classes to quarters, and numbers of images are rounded as in disclosure.py. The
-stated noise is that of the least numbers of images that are rounded to the released ones.
+The bootstrap would reveal single patients. So a deployment widens the interval of the released
+figures by their noise, for the case that all images of a patient are right or all are wrong. No
+model changes this interval: it depends only on the number of images of each patient.
 """
 
 from dataclasses import dataclass, field
@@ -71,29 +66,26 @@ VAGUE = 0.1  # an AUROC with more noise adds nothing to the released shares
 MOST_CLASSES = 20  # at most, for counts of every pair of classes
 DIGITS = 3  # of a share between real hospitals
 ALONE = "alone"  # file of the own model's outputs, in the run's folder
-CALIBRATION, IN_BIN = "calibration-error", "right-in-bin-"
-RECALL, SENSITIVITY, SPECIFICITY = (
-    f"{name}-of-class-" for name in ("recall", "sensitivity", "specificity")
-)
+CALIBRATION, IN_BIN, RECALL = "calibration-error", "right-in-bin-", "recall-of-class-"
+SENSITIVITY, SPECIFICITY = "sensitivity-of-class-", "specificity-of-class-"
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """The outputs of a model for the hospital's images."""
+    """The outputs of a model for the hospital's images, as probabilities."""
 
     model: str  # fingerprint of the model
-    test: Tensor  # probabilities for all test images [n, K]
-    seen: Tensor  # probabilities for the training images of operating points [t, K]
+    test: Tensor  # for all test images [n, K]
+    seen: Tensor  # for the training images of operating points [t, K]
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
     """The details of a model."""
 
-    sureness: Sureness  # source of intervals
-    figures: dict[str, float]  # name -> figure that may leave
-    # Estimated recall of each class with test images; intervals without the noise
-    recalls: list[Estimate]
+    sureness: Sureness
+    figures: dict[str, float]  # those that may leave
+    recalls: list[Estimate]  # of each class with test images; intervals without the noise
     noise: float  # standard deviation of the noise in the balanced accuracy; 0 = no noise
 
 
@@ -149,9 +141,7 @@ class Details:
     def alone_figures(self, outputs: Outputs | None = None) -> dict[str, float]:
         """The figures and details of the hospital's own model, for comparison with others.
 
-        They are empty if the kept outputs are for other images: other tasks, or another seed.
-
-        Without `outputs`: those that were kept before the first hand-off.
+        Without `outputs`: those that were kept before the first hand-off, if there are any.
         """
         disclosure = self.disclosure
         if (outputs := outputs or self.alone_outputs()) is None:
@@ -172,10 +162,7 @@ class Details:
         return f"{data.test.fingerprint} {data.train.fingerprint}"
 
     def figures(self, outputs: Outputs, figures: dict[str, float]) -> dict[str, float]:
-        """The figures of a model with its details; only the figures if no details may leave.
-
-        `figures` are those of `Disclosure.test_figures`.
-        """
+        """The figures of `Disclosure.test_figures`, with details if they may leave."""
         judged = self._judge(outputs, figures)
         return judged.figures | self._gain(judged) if judged else figures
 
@@ -206,24 +193,18 @@ class Details:
         for k in map(int, self._classes):
             cells[k] = share_out(answers[k] * sizes[k], sizes[k], first=k)
         for k in map(int, self._classes):
-            name, is_k = f"{RECALL}{k}", np.arange(count) == k
+            name, recall = f"{RECALL}{k}", cells[k, k] / sizes[k]
             tables.counts[f"images-of-class-{k}"] = sizes[k]
-            tables.add(name, cells[k, k] / sizes[k], sqrt(2) * width / least[k])
             tables.means[name] = answers[k, k]
-            if name in tables.shares and count <= MOST_CLASSES:
+            if tables.add(name, recall, sqrt(2) * width / least[k]) and count <= MOST_CLASSES:
                 counted = enumerate(cells[k].tolist())
                 tables.counts.update({f"answers-{a}-of-class-{k}": cell for a, cell in counted})
             if np.isfinite(point := outcome.thresholds[k]):
-                share = found[k]
-                if width:
-                    share = share_at_point(share, cells[k, k] / sizes[k], point, count)
+                share = share_at_point(found[k], recall, point, count) if width else found[k]
                 tables.add(f"{SENSITIVITY}{k}", share, width / least[k])
                 if others[k]:
-                    share = taken[k]
-                    if width:
-                        share = share_at_point(
-                            share, cells[~is_k, k].sum() / others[k], point, count
-                        )
+                    share, wrong = taken[k], np.delete(cells[:, k], k).sum() / others[k]
+                    share = share_at_point(share, wrong, point, count) if width else share
                     noise = sqrt(count - 1) * width / (whole - least[k])
                     tables.add(f"{SPECIFICITY}{k}", 1 - share, noise)
         images = share_out(images * sizes.sum(), sizes.sum())
@@ -250,8 +231,7 @@ class Details:
     ) -> Floats:
         """A table as it may leave: shares of `most` with noise, or exact in a simulation.
 
-        Shares with noise are rounded, so that they do not reveal `most`. They may be below 0 or
-        above 1.
+        Shares with noise are rounded, so that they do not reveal `most`.
         """
 
         def share(part: Floats) -> Floats:
@@ -313,8 +293,7 @@ class Details:
     def _patient_counts(self) -> dict[str, float]:
         """The numbers of patients of the test images; empty if unknown.
 
-        With tasks, a deployed hospital counts patients as it counts images: the number of each
-        class in each task is rounded. A patient counts once in each.
+        With tasks, the number in each class of each task is rounded, as for images.
         """
         disclosure = self.disclosure
         if disclosure.data.test.groups is None:
@@ -375,27 +354,19 @@ class Details:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The tables of a model.
-
-    Attributes:
-        counts: Name -> count.
-        shares: Name -> share that is not too coarse to leave.
-        noise: Name -> standard deviation of the noise, also for shares that are too coarse.
-        means: Name -> recall before it is clipped to [0, 1], for the mean of all recalls.
-    """
+    """The tables of a model, by name."""
 
     counts: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)
-    noise: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)  # those that are not too coarse to leave
+    noise: dict[str, float] = field(default_factory=dict)  # standard deviations, of all shares
+    # Recalls before they are clipped to [0, 1], for the mean of all recalls
     means: dict[str, float] = field(default_factory=dict)
 
     def settle(self, figures: dict[str, float], noise: dict[str, float]) -> None:
         """Make figures of all classes consistent with the released shares of each class.
 
-        Args:
-            figures: Both accuracies and the AUROC, as far as they may leave; changed in place.
-                Their noise is for many more models than that of the shares.
-            noise: Name -> standard deviation of the noise in these figures; changed in place.
+        The figures, and the standard deviations of their noise, are changed in place. Their noise
+        is for many more models than that of the shares.
         """
         classes = [name.removeprefix(RECALL) for name in self.means]
         sizes = np.array([self.counts[f"images-of-class-{k}"] for k in classes])

@@ -1,36 +1,24 @@
 """The figures of a hospital: test performance, without details that single out a patient.
 
-A sender can build a model whose accuracy depends on one pixel of one image. So, in a deployment (a
-simulation has one owner, and its figures are exact):
+A simulation has one owner, and its figures are exact. docs/privacy/figures.md has the rules of a
+deployment. Its figures have normal noise with the standard deviation
 
-- Figures cover only classes with test images of at least `figures.smallest-group` patients.
-- A figure has noise and is rounded. Let s be the largest change of the figure by one patient (1/n
-  for the accuracy of n patients with one image each), and M the number of models that may be tested
-  (`figures.max-models`). The noise is normal, with the standard deviation
+    step = max( sqrt(s) / 2,  s sqrt(M) / SEPARATION )
 
-      step = max( sqrt(s) / 2,  s sqrt(M) / SEPARATION )
+and are multiples of the step in [0, 1]. s is the largest change of the figure by one patient, and M
+is the number of models that may be tested (`figures.max-models`). The first term is the largest
+standard error of a share of n patients, 1 / (2 sqrt(n)). By the second term, any M models together
+separate two cases of one patient by SEPARATION standard deviations or less in each figure
+(arXiv:1905.02383). A figure with a step above COARSEST does not leave.
 
-  and the figure that leaves is a multiple of the step in [0, 1]. The first term is 1 / (2 sqrt(n)),
-  the largest standard error of a share of n patients, so finer steps would resolve nothing. By the
-  second term, any M models together separate two cases of one patient by SEPARATION standard
-  deviations or less in each figure (arXiv:1905.02383). A figure with a step above COARSEST does not
-  leave.
-- The noise follows from the question (`Disclosure.question`) and a secret of the hospital. The same
-  question always has the same answer.
-- An image whose probabilities are not finite is answered wrongly. A failure would reveal it.
-- Models are counted in each run and in each day, also across restarts (client_app.run.count_model).
-- Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
-  power of sqrt(2), so that steps do not reveal these numbers.
-- If images arrive in tasks, the server chooses the tasks. So every rule on the patients of a class
-  counts the class separately in each task. Numbers of images and patients are sums of rounded
-  numbers. The accuracies of all tasks together reveal as much of a patient as the accuracy alone.
-- A training loss is a figure of the same kind. It is the mean loss of at most IMAGES training
-  images. Each loss is clipped at WORST times the loss of guessing.
-- Prototypes, the class means of features, are figures of the same kind. Each patient counts once in
-  a class. The length of a patient's part is at most that of the features of random pixels. In units
-  of this length, s is the largest change of all class means together by one patient.
-- A figure of a buffer leaves if it covers enough patients; a smallest distance covers one. For n
-  patients s is 1/n, and M is `figures.max-detailed`. Noise and steps of distances are relative.
+- Accuracy: s is 1/n for n patients with one image each.
+- Training loss: the mean of at most IMAGES training images, each clipped at WORST times the loss of
+  guessing.
+- Prototypes, the class means of features: each patient counts once in a class. The length of a
+  patient's part is at most that of the features of random pixels. In units of this length, s is the
+  largest change of all class means together by one patient.
+- Figures of a buffer: s is 1/n for n patients, and M is `figures.max-detailed`. Noise and steps of
+  distances are relative. A smallest distance covers one patient, and stays.
 - Figures after the last round, such as counts for each class, are in details.py.
 
 Dither of one step's width is not enough. It does not change a figure at a multiple of the step,
@@ -79,8 +67,6 @@ def open_disclosure(request: Inquiry) -> "Disclosure":
 class Disclosure(ABC):
     """The figures of a hospital, in answer to one request.
 
-    The hospital of the request has the images.
-
     Attributes:
         rules: The policy's rules; None = exact figures.
         smallest: Smallest number of patients of a class in figures.
@@ -115,9 +101,8 @@ class Disclosure(ABC):
     def question(self, model: str) -> str:
         """A hash of a model (`hash_model`) and of all else that decides its figures.
 
-        The server can choose images and possible answers, for example by tasks, and the hospital
-        can change its policy. The same model is then another question: it is counted again, and has
-        other noise. The same noise in two exact figures would reveal their difference.
+        With other images, answers or rules, the same model is another question: it is counted
+        again, and has other noise. The same noise in two figures would reveal their difference.
         """
         data, outputs = self.data, self.data.output_tasks
         images = [data.test.fingerprint, data.train.fingerprint]
@@ -125,7 +110,9 @@ class Disclosure(ABC):
         return fingerprint([*images, *answers, self.rules, model])
 
     def hash_model(self, network: nn.Module, label: Manifest) -> str:
-        """A hash of a model with the layers that stay here; empty if nothing uses it."""
+        """A hash of a model with the layers that stay here; empty if no model is counted."""
+        if not (self.rules or self.request.seal):
+            return ""
         digest = hashlib.sha256(label.architecture.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
@@ -145,33 +132,27 @@ class Disclosure(ABC):
         return float(self.smallest * math.floor(count / self.smallest + 0.5))
 
     def number(self, strata: Indices) -> float:
-        """The rounded number of some images.
+        """The rounded number of images, from their classes within tasks [n].
 
-        Without tasks, the number is rounded. With tasks, the number of each stratum is rounded, so
-        that no choice of tasks reveals more.
-
-        `strata` [n] are the classes of the images within their tasks.
+        With tasks, the number of each stratum is rounded: no choice of tasks reveals more.
         """
         if self.tasks is None:
             return self.round_count(len(strata))
         return sum(map(self.round_count, np.unique(strata, return_counts=True)[1].tolist()), 0.0)
 
     def least(self, strata: Indices) -> float:
-        """The least number of images of a class in figures that has the same rounded number.
+        """The least number of images with the same rounded number, from their strata [n].
 
-        Each stratum [n] has at least one group, and is rounded up by at most half a group.
+        Each stratum has at least one group, and is rounded up by at most half a group.
         """
         sizes = np.unique(strata, return_counts=True)[1].tolist()
         half = self.smallest / 2
         return sum((max(self.smallest, self.round_count(size) - half) for size in sizes), 0.0)
 
     def admit(self, model: str, label: Manifest | None = None) -> None:
-        """Refuse to test a model, or count it.
+        """Refuse to test a model, by its fingerprint and its parcel's label, or count it.
 
-        Args:
-            model: Fingerprint of the model.
-            label: Label of its parcel; None if the model has changed since it arrived. Without
-                seals, the server can write any label.
+        There is no label if the model has changed since it arrived.
 
         Raises:
             PolicyError: `figures.max-models` models were tested before.
@@ -179,7 +160,7 @@ class Disclosure(ABC):
                 already.
         """
         place, seal = "", self.request.seal
-        if seal and label:
+        if seal and label:  # without seals, the server can write any label
             if label.lineage not in seal.members:
                 raise ParcelError(f"No member is called '{label.lineage:.80}', like the lineage.")
             tasks = self.request.order.tasks_so_far  # the tasks decide the test images
@@ -188,25 +169,28 @@ class Disclosure(ABC):
             run, most = self.request.run, self.rules.max_models if self.rules else None
             count_model(run, "tested", "figures.max-models", model, most, place)
 
-    @abstractmethod
     def weight(self, images: float) -> float:
-        """The weight of a visit's model in an average, from the visit's number of images."""
+        """The weight of a visit's model in an average, from the visit's number of images.
+
+        In a deployment, all visits that train on the hospital's own images have the same weight.
+        """
+        if not self.rules or self.request.order.images != "own":
+            return images
+        # At least one group, since a model of weight 0 cannot be averaged.
+        return max(self.number(self.data.train.strata[self.learnt]), float(self.smallest))
 
     @abstractmethod
     def test_figures(
         self, model: str, scores: Tensor, *, per_class: bool = False
     ) -> dict[str, float]:
-        """The figures of a model.
+        """The figures of a model; none if there is no test image.
 
         `model` is a fingerprint; `scores` [n, K] are of all test images. With `per_class` there are
         counts for each class.
 
-        Returns:
-            Name -> figure; empty if there is no test image.
-
         Raises:
-            DivergedError: A score is not finite, in a simulation. In a deployment, this error would
-                reveal an image.
+            DivergedError: A score is not finite, in a simulation. In a deployment the image is
+                answered wrongly: a failure would reveal it.
         """
 
     @property
@@ -220,10 +204,7 @@ class Disclosure(ABC):
 
     @abstractmethod
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
-        """The figures of embeddings of the training images `rows` that may leave.
-
-        A figure that was not measured, or is not finite, stays here.
-        """
+        """The finite figures of embeddings of the training images `rows` that may leave."""
 
     def choose(self, scores: Tensor) -> Tensor:
         """The scores [n, K] of the test images in figures, of scores [N, K] of all test images.
@@ -269,14 +250,6 @@ class Disclosure(ABC):
 
 class Exact(Disclosure):
     """Exact figures of all images, for a simulation, which has one owner."""
-
-    def hash_model(self, network: nn.Module, label: Manifest) -> str:
-        """See the base; only sealed runs count models."""
-        return super().hash_model(network, label) if self.request.seal else ""
-
-    def weight(self, images: float) -> float:
-        """The number of images."""
-        return images
 
     def test_figures(
         self, model: str, scores: Tensor, *, per_class: bool = False
@@ -327,13 +300,6 @@ class Noised(Disclosure):
             images = amount(small, "test image")
             log_once(f"Figures leave out {images}: too few patients have their class.")
 
-    def weight(self, images: float) -> float:
-        """See the base; the same for all visits that train on the hospital's own images."""
-        if self.request.order.images != "own":
-            return images
-        # At least one group, since a model of weight 0 cannot be averaged.
-        return max(self.number(self.data.train.strata[self.learnt]), float(self.smallest))
-
     def test_figures(
         self, model: str, scores: Tensor, *, per_class: bool = False
     ) -> dict[str, float]:
@@ -343,8 +309,7 @@ class Noised(Disclosure):
         scores, exact = self._score(self.choose(scores))
         figures = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
-        for name in self.effects.keys() & {**exact, **counts}:
-            step = step_of(self.effects[name], self.rules.max_models)
+        for name, step in self.deviations({**exact, **counts}).items():
             if step > COARSEST:
                 log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
             elif name in exact:
@@ -395,8 +360,7 @@ class Noised(Disclosure):
     def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that cover enough patients, with noise.
 
-        A median covers half of the patients. Only `figures.max-detailed` buffers get figures, since
-        a server can order one buffer after another.
+        Only `figures.max-detailed` buffers get figures: a server can order one after another.
         """
         most = self.rules.max_detailed
         buffer = fingerprint([most, *sorted(figures.items())])
@@ -412,7 +376,7 @@ class Noised(Disclosure):
         unseen = len(np.unique(self.data.held_out.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
-            "release-median": train / 2,
+            "release-median": train / 2,  # a median covers half of the patients
             "held-out-refused": min(unseen, HELD_OUT),
             "release-nearer": min(train, unseen),
             "projection": min(train, settings.gan.projections),
@@ -430,21 +394,16 @@ class Noised(Disclosure):
         return answer
 
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
-        """The figures of embeddings of the training images `rows` that cover enough patients.
+        """The figures of embeddings that cover enough patients; none with images of small classes.
 
         The share of linked embeddings is one of two numbers that are rounded to whole groups. Other
-        figures are rounded to two digits. A figure that was not measured, or is not finite, stays
-        here. If the rows include images of small classes, all figures stay here.
+        figures are rounded to two digits.
         """
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
         patients = len(np.unique(self.data.train.patients[rows]))
-        about = {
-            "embedding-bits-most": 1,
-            "embedding-bits-median": patients / 2,
-            "embedding-own-median": patients / 2,
-            "embedding-other-median": patients / 2,
-        }
+        medians = (f"embedding-{name}-median" for name in ("bits", "own", "other"))
+        about = {"embedding-bits-most": 1, **dict.fromkeys(medians, patients / 2)}
         enough = self._keep_large(figures, about, patients)
         answer = {name: _two_digits(figure) for name, figure, _ in enough}
         if (linked := "embedding-linked") in answer:
@@ -500,7 +459,7 @@ class Noised(Disclosure):
     def _keep_large(
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float
     ) -> Iterator[tuple[str, float, float]]:
-        """Yield name, figure and number of patients, for figures that cover enough patients.
+        """Yield name, value and number of patients of finite figures that cover enough patients.
 
         `about` maps the start of a name to this number; `others` is the number for other names.
         """

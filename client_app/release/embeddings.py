@@ -1,9 +1,8 @@
 """Embeddings of a share of a hospital's images in a task (strategies/fil_ver.py).
 
 The hospital audits them first, and its policy decides whether they leave. The noise of `sampled`
-embeddings is drawn once for each image, from a secret of the hospital. Otherwise the server could
-draw the same noise and subtract it. From several samples of the same images, the server could
-average the noise out. So a hospital counts the samples that leave in all runs
+embeddings is drawn once for each image, from a secret of the hospital. The server could average the
+noise of several samples out. So a hospital counts the samples that leave in all runs
 (`embeddings.max-samples`).
 """
 
@@ -62,12 +61,10 @@ def pack_embeddings(
 
 
 def outgoing_form(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
-    """The embeddings in the form that leaves: float32 [n, P, d].
+    """The embeddings in the form that leaves, float32 [n, P, d]; `rng` draws noise for `sampled`.
 
-    Args:
-        embeddings: Outputs of the encoder: µ and log σ [n, 2, d], or f(x) [n, 1, d].
-        kind: A key of `strategies.protocol.embeddings.PARTS`.
-        rng: Generator for the noise of `sampled`.
+    They are outputs of the encoder: µ and log σ [n, 2, d], or f(x) [n, 1, d]. `kind` is a key of
+    `strategies.protocol.embeddings.PARTS`.
 
     Raises:
         ParcelError: The encoder does not fit this kind.
@@ -113,11 +110,7 @@ def draw(report: Report, path: Path) -> None:
 def _check(
     rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, name: str
 ) -> None:
-    """Refuse a sample that the policy does not allow; otherwise count it.
-
-    Raises:
-        PolicyError: The policy does not allow the sample; the error names the rule and the value.
-    """
+    """Refuse (PolicyError) a sample that the policy does not allow; otherwise count it."""
     for ruling in rules.judge(kind, figures):
         uphold(ruling)
     path = own_folder(store.folder / "embeddings") / "left"
@@ -132,10 +125,7 @@ def _check(
 
 
 def _name(learner: FilVer, kind: str) -> str:
-    """The name of a sample: a hash of its kind, the embeddings, the labels and the chosen images.
-
-    The name decides noise and audit, so it does not depend on the order's texts.
-    """
+    """The name of a sample: a hash of all that decides its noise and audit, without order texts."""
     digest = hashlib.sha256(kind.encode())
     for tensor in (learner.samples.images, learner.samples.labels, learner.chosen):
         digest.update(f"{tuple(tensor.shape)}".encode())

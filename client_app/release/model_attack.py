@@ -2,15 +2,8 @@
 
 Attacks (audit/model.py) use the model's outputs to separate the hospital's training images from its
 test images of the same tasks. The results stay here: in the hospital's log, in
-`runs/<run>/membership.jsonl` of its store, and in its own report.
-
-If the policy's `models.max-membership` is below 1, each model is attacked by its loss. A model does
-not leave if it certainly leaks, and the leak may be above this limit. Otherwise only models of the
-last round are attacked, and none is refused. In the last round, MemGuard's network attacks too, as
-in the thesis.
-
-As for a buffer, a leak is the attack's excess over an attack of members against members, as a share
-of the excess of a perfect attack. A simulation has no policy, and no attack.
+`runs/<run>/membership.jsonl` of its store, and in its own report. docs/privacy/buffers.md says
+which models are attacked. In the last round, MemGuard's network attacks too, as in the thesis.
 """
 
 import json

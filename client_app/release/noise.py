@@ -71,12 +71,11 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
 
 
 def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
-    """The largest change of each task's accuracy by one patient's images.
+    """The largest change of each task's accuracy by one patient's images, times a factor.
 
-    A patient may have images in several tasks. So the effects are multiplied by a factor. Divide
-    each effect of a patient by the largest effect in its task. The factor is the largest length of
-    the vector of these shares. With noise in proportion, all tasks together reveal no more of a
-    patient than one figure.
+    Divide each effect of a patient by the largest effect in its task. The factor is the largest
+    length of the vector of these shares. With noise in proportion, all tasks together reveal no
+    more of a patient than one figure.
 
     `patients` [n] and `tasks` [n] are of the images.
     """

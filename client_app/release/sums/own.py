@@ -4,10 +4,7 @@ The sums of a task are computed, noised and attacked once in a run, and kept in 
 run's folder, as they leave and exact. So no later ring reveals more of them. Sums that the attack
 refuses are attacked again in the next ring, with the same noise (`noise/<task>`).
 
-Classes with fewer than `sums.min-class-patients` patients add nothing. With `sums.epsilon` all
-classes add, with noise: whether a class is small would reveal a patient. Then all images of a
-patient together weigh as much as one image. The noise comes from the operating system's
-cryptographic generator; in a simulation from the seed.
+docs/privacy/sums.md says which classes add their sums, with what weights and noise.
 """
 
 import json
@@ -104,10 +101,7 @@ class OwnSums:
         return sent * self._factor, exact * self._factor
 
     def noise_in(self, ring: Collection[str]) -> float:
-        """The largest standard deviation of the noise in a ring's totals, in sensitivities.
-
-        A hospital that was away in a task has added less.
-        """
+        """The largest standard deviation of the noise in a ring's totals, in sensitivities."""
         if not self.settings.epsilon:
             return 0.0
         releases = len({*ring}) * max(len(self._kept), len(self.request.order.tasks_so_far))
@@ -149,16 +143,13 @@ class OwnSums:
                     policy.sums.uphold("min-class-patients", int(each[FEWEST]))
 
     def _attack(self, sent: Sums, exact: Sums) -> float:
-        """Attack the sums of the task, and write down the result if they may leave.
+        """Attack the sums of the task, and write down the result if they may leave (PolicyError).
 
         `exact` are the same sums without noise.
 
         Returns:
             The largest leak that is certain (upper end of its interval); 0 without any, and 1 if no
             class has held-out images for an attack.
-
-        Raises:
-            PolicyError: They reveal more of the training members than the policy allows.
         """
         assert self.hospital.policy
         rules, images = self.hospital.policy.sums, self.images
@@ -177,8 +168,8 @@ class OwnSums:
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
             )
-        leak = max((leak.high for leak in report.leaks if exceeds(leak, 0)), default=0.0)
-        leak = leak if report.leaks else 1.0
+        certain = (leak.high for leak in report.leaks if exceeds(leak, 0))
+        leak = max(certain, default=0.0 if report.leaks else 1.0)
         rules.uphold("max-membership", leak)
         noted = {
             "task": self.request.order.task,
@@ -206,8 +197,7 @@ class OwnSums:
     def _draw(self, like: Sums) -> tuple[Sums, NDArray[Any]]:
         """The noise of the task's sums, and ε of all releases when it was drawn.
 
-        It is kept until the sums may leave. So sums that the attack refuses are not drawn again
-        until they pass, and cost their ε once.
+        It is kept until the sums may leave: a refused draw is not repeated until one passes.
         """
         if kept := self.run.load(self._noise):
             total = kept.pop(SPENT)

@@ -1,15 +1,8 @@
 """A hospital's visits of a ring (strategies/sums.py): it adds its sums, and solves for classifiers.
 
 The first hospital adds a mask, and keeps it in `masks/<round>` of the run's folder. It takes the
-mask off one parcel, if `sums.min-hospitals` or more have added their sums. Each hospital sees a
-masked sum of those before it, and then the totals:
-
-- Two hospitals that tell one another what they saw learn the sum of those between them.
-- The server sees nothing of sealed parcels. With one hospital that opens them for it, it sees the
-  sums of each hospital: those of the first one are the totals without the others. In an open run
-  it sees the same without help: a policy refuses sums there.
-- Two rings that differ in one hospital reveal its sums to all who get both totals. Noise
-  (`sums.epsilon`) is the remedy.
+mask off one parcel, if `sums.min-hospitals` or more have added their sums. docs/privacy/sums.md
+says who sees what.
 """
 
 from collections.abc import Sequence
@@ -59,8 +52,6 @@ class RingVisit:
     """A visit of a ring.
 
     Attributes:
-        disclosure: The disclosure for the order.
-        own: The hospital's own sums.
         network: The network; its weights are 0 unless a leg gives it a classifier that may leave.
         visited: The visits before this one.
         begins: Whether the hospital begins a ring.
