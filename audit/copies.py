@@ -117,16 +117,14 @@ class Auditor:
         reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:
             # The distance of an image is a fact about the patient with the nearest image.
-            text = "Too many of them are too near to a training image (release.quantile)."
             named = "; ".join(self._describe(i, images) for i in refused[:NAMED])
             more = ", ..." if len(refused) > NAMED else "."
-            reasons[text] = (
+            reasons["Too many of them are too near to a training image (release.quantile)."] = (
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
         if p < LEVEL:
-            text = "As a whole they are nearer to its training images than to others."
-            reasons[text] = (
+            reasons["As a whole they are nearer to its training images than to others."] = (
                 f"{share:.0%} of the images are nearer to a training image than to a held-out one. "
                 f"A share of {p:.2g} of generators that have memorised nothing comes as near; the "
                 f"limit is {LEVEL:g}."
@@ -152,13 +150,7 @@ class Auditor:
             yield f"Images are {images.dtype}, not {self.training.dtype}."
         if tuple(images.shape[1:]) != shape:
             yield f"Images are of shape {tuple(images.shape[1:])}, the hospital's of {shape}."
-        if labels.dtype != torch.int64:
-            yield f"Labels are {labels.dtype}, not torch.int64."
-        elif labels.shape != images.shape[:1]:
-            yield f"There are labels of shape {tuple(labels.shape)} for {len(images)} images."
-        elif ((labels < 0) | (labels >= len(self.classes))).any():
-            yield f"Labels are not all within 0..{len(self.classes) - 1}."
-        elif missing := sorted(set(self.wanted) - set(labels.tolist())):
+        if missing := sorted(set(self.wanted) - set(labels.tolist())):
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
     def _search_once(self, images: Tensor) -> Found:
@@ -180,10 +172,8 @@ class Auditor:
         image = images[index : index + 1]
         if self._exact_copies(image):
             return f"{index} (a copy)"
-        residuals = self._search_once(image).residuals[0].exp().tolist()
-        parts = (
-            f"{name} {share:.3f}" for name, share in zip(self.search.scores, residuals, strict=True)
-        )
+        shares = self._search_once(image).residuals[0].exp().tolist()
+        parts = map("{} {:.3f}".format, self.search.scores, shares)
         return f"{index} (unexplained {', '.join(parts)})"
 
 

@@ -13,17 +13,13 @@ from learning.intervals import Estimate
 class Report:
     """The findings about an object that is about to leave."""
 
-    # The measured figures, by the names of METRICS (strategies/protocol/may_leave.py)
-    figures: dict[str, float] = field(default_factory=dict)
-    # The reason why it may not leave, for the server, without any image or distance; empty = it may
-    # leave
+    figures: dict[str, float] = field(default_factory=dict)  # by the names of METRICS
+    # Why it may not leave, for the server, without any image or distance; empty = it may leave
     refusal: str = ""
-    reasons: tuple[str, ...] = ()  # the reasons for the hospital's own log
-    # The leaks by several attacks: 0 is nothing, 1 the most that can leak
-    leaks: tuple[Estimate, ...] = ()
-    # The measurements of attacks, as JSON. They stay at the hospital.
+    reasons: tuple[str, ...] = ()  # for the hospital's own log
+    leaks: tuple[Estimate, ...] = ()  # of several attacks: 0 is nothing, 1 the most that can leak
+    # Measurements as JSON, and pictures uint8 [., C, H, W]. They stay at the hospital.
     evidence: dict[str, Any] = field(default_factory=dict)
-    # uint8 [., C, H, W]. They stay at the hospital.
     pictures: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @property

@@ -65,7 +65,6 @@ def audit_sums(
     noise: Moments,
     members: Features,
     others: Features,
-    limit: float,
     rng: np.random.Generator,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Report:
@@ -76,7 +75,6 @@ def audit_sums(
         noise: Their noise.
         members: The training images of the classes that add their sums.
         others: Held-out images.
-        limit: The most that may leak.
         rng: Decides on the patients of the attack by difference.
         scales: a and b of the attack by difference.
 
@@ -94,8 +92,7 @@ def audit_sums(
         name: contrast(*pair) for name, pair in pairs.items() if len(pair[0]) > 1 and len(pair[1])
     }
     evidence = {name: asdict(each) for name, each in found.items()}
-    leaks = tuple(each.leak() for each in found.values())
-    return Report(leaks=leaks, evidence={"limit": limit, **evidence})
+    return Report(leaks=tuple(each.leak() for each in found.values()), evidence=evidence)
 
 
 def _score_by_difference(

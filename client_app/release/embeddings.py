@@ -116,12 +116,9 @@ def _check(
     path = own_folder(store.folder / "embeddings") / "left"
     with FileLock(path.with_name(".left.lock")):
         known = read_text(path).split() if path.exists() else []
-        if name in known:
-            return
-        if len(known) >= rules.max_samples:
-            count, allowed = len(known) + 1, f"{rules.max_samples} or fewer"
-            raise PolicyError("embeddings.max-samples", count, allowed)
-        append_text(path, f"{name}\n")
+        if name not in known:
+            rules.uphold("max-samples", len(known) + 1)
+            append_text(path, f"{name}\n")
 
 
 def _name(learner: FilVer, kind: str) -> str:

@@ -164,7 +164,6 @@ class OwnSums:
                 self._moments(sent - exact),
                 Features(images.features, images.labels, owners, weights.double())[added],
                 Features(held_out, test.labels.cpu(), of_test, none),
-                rules.max_membership,
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
             )
@@ -176,6 +175,7 @@ class OwnSums:
             "classes": int(self._large_classes.sum()),
             "features": images.features.shape[1],
             "epsilon": self.settings.epsilon,
+            "limit": rules.max_membership,
             **report.evidence,
         }
         append_text(own_folder(self.run.folder) / FILE, json.dumps(noted) + "\n")
@@ -197,7 +197,7 @@ class OwnSums:
     def _draw(self, like: Sums) -> tuple[Sums, NDArray[Any]]:
         """The noise of the task's sums, and ε of all releases when it was drawn.
 
-        It is kept until the sums may leave: a refused draw is not repeated until one passes.
+        It is kept until the sums may leave: no server can repeat a ring until a draw passes.
         """
         if kept := self.run.load(self._noise):
             total = kept.pop(SPENT)
