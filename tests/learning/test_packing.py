@@ -157,6 +157,16 @@ def test_a_buffer_of_smooth_images_travels_in_less_than_its_pixels():
             samples(),
             "labels outside of 0 to 2",
         ),
+        (
+            pack_buffer(Samples(samples().images, torch.full((6,), -1)), "0" * 64),
+            samples(),
+            "labels outside of 0 to 2",
+        ),
+        (
+            pack_buffer(Samples(samples().images, torch.zeros(6, dtype=torch.int32)), "0" * 64),
+            samples(),
+            "int32 .* must be int64",
+        ),
         (ArrayRecord({"images": Array(np.zeros(3))}), samples(), "not images, labels"),
         (pack_buffer(samples(), "00"), samples(), "names no dossier"),
     ],
