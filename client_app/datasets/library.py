@@ -20,7 +20,7 @@ import os
 import shutil
 import sqlite3
 import zlib
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
@@ -70,28 +70,17 @@ CHUNK = 256
 _Key = tuple[str, int]  # path or content, and slice
 
 
-@dataclass(frozen=True, eq=False)
-class DecodedImages:
-    """The images of a listing of n, in one form."""
-
-    pixels: NDArray[np.uint8]  # uint8 [M, C, H, W], mapped from a file
-    # int64 [n], row of each image in `pixels`; -1 = the image cannot be used
-    rows: NDArray[np.int64]
-    reasons: list[str]  # [n], why an image cannot be used; empty if it can
-    headers: list[Header | None]  # [n], header of each file; None if it could not be read
-    contents: list[str]  # [n], SHA-256 of each file; empty if the file could not be read
-
-
 @dataclass
-class _File:
-    """A listed file, or a slice of one, and its facts in the table `files`."""
+class File:
+    """A listed file, or a slice of one: its facts in the table `files`, and its row of pixels."""
 
     entry: Entry
-    size: int
-    modified: int
-    header: Header | None = None
-    reason: str = ""
-    content: str = ""
+    size: int  # bytes
+    modified: int  # time of change; -1 if the file could not be read
+    header: Header | None = None  # None if it could not be read
+    reason: str = ""  # why the image cannot be used; empty if it can
+    content: str = ""  # SHA-256 of the file; empty if the file could not be read
+    row: int = -1  # row of the image among the pixels of one form; -1 = it cannot be used
 
     @property
     def place(self) -> _Key:
@@ -107,6 +96,14 @@ class _File:
     def key(self) -> _Key:
         """The key of the file's pixels in any form."""
         return self.content, self.place[1]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """The images of a listing, in one form."""
+
+    pixels: NDArray[np.uint8]  # uint8 [M, C, H, W], mapped from a file
+    files: list[File]  # the files of the listing, in its order
 
 
 def open_library(
@@ -171,13 +168,13 @@ class _Library:
     index: sqlite3.Connection
     machine: MachineRules | None
 
-    def look_at(self, entries: Sequence[Entry]) -> list[_File]:
+    def look_at(self, entries: Sequence[Entry]) -> list[File]:
         """Return the facts of each file; read the headers of new and changed files."""
         rows = self.index.execute(
             "SELECT path, slice, size, modified, header, reason, content FROM files"
         )
         known = {(path, slice_): facts for path, slice_, *facts in rows}
-        files, changed = [_File(entry, *_stat(entry.file)) for entry in entries], []
+        files, changed = [File(entry, *_stat(entry.file)) for entry in entries], []
         for file in files:
             size, modified, header, reason, content = known.get(file.place, [None] * 5)
             if (size, modified) == (file.size, file.modified):
@@ -191,7 +188,7 @@ class _Library:
             self._save(chunk)
         return files
 
-    def decode(self, files: Sequence[_File], form: Form) -> DecodedImages:
+    def decode(self, files: list[File], form: Form) -> DecodedImages:
         """Return all images in a form; decode those that the library does not have."""
         shape = _shape([file.header for file in files if file.header], form)
         name = f"{'x'.join(map(str, shape))}-{form.fit}"
@@ -227,20 +224,15 @@ class _Library:
             )
             self._save(chunk)
         # The reason belongs to the content, or to the file if it could not be read.
-        results = [found.get(file.key, (-1, file.reason)) for file in files]
-        last = max((row for row, _ in results), default=-1)
-        return DecodedImages(
-            # Copy on write, since torch wants writable arrays. An empty array cannot be mapped.
-            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape))
-            if last >= 0
-            else np.zeros((0, *shape), np.uint8),
-            np.array([row for row, _ in results]),
-            [reason for _, reason in results],
-            [file.header for file in files],
-            [file.content for file in files],
-        )
+        for file in files:
+            file.row, file.reason = found.get(file.key, (-1, file.reason))
+        whole = (1 + max((file.row for file in files), default=-1), *shape)
+        if not whole[0]:  # an empty array cannot be mapped
+            return DecodedImages(np.zeros(whole, np.uint8), files)
+        # Copy on write, since torch wants writable arrays.
+        return DecodedImages(np.memmap(place, np.uint8, "c", shape=whole), files)
 
-    def forget_all_but(self, files: Sequence[_File]) -> None:
+    def forget_all_but(self, files: Sequence[File]) -> None:
         """Forget all other files, and overwrite the pixels that only they had."""
         listed = {file.place for file in files}
         known = self.index.execute("SELECT path, slice FROM files").fetchall()
@@ -257,7 +249,7 @@ class _Library:
         self.index.execute(f"DELETE FROM pixels {orphans}")
         self.index.commit()
 
-    def _save(self, files: Sequence[_File]) -> None:
+    def _save(self, files: Sequence[File]) -> None:
         """Write the facts of some files to the index."""
         for file in files:
             header = json.dumps(file.header and astuple(file.header))
@@ -266,8 +258,8 @@ class _Library:
         self.index.commit()
 
     def _chunks(
-        self, step: str, files: Sequence[_File]
-    ) -> Iterator[tuple[Sequence[_File], Executor]]:
+        self, step: str, files: Sequence[File]
+    ) -> Iterator[tuple[Sequence[File], Executor]]:
         """Yield chunks of the files, with as many threads to work on them as memory allows."""
         pace = Pace(f"{step} images")
         at_once = decoding_threads(self.machine, max((f.memory for f in files), default=0))
@@ -286,7 +278,7 @@ def _stat(file: Path) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns
 
 
-def _look(file: _File) -> None:
+def _look(file: File) -> None:
     """Read the header of a file, or note why the file cannot be used."""
     try:
         file.header = read_header(file.entry.file, file.entry.slice)
@@ -297,7 +289,7 @@ def _look(file: _File) -> None:
             file.modified = -1
 
 
-def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
+def _shape(headers: Sequence[Header], form: Form) -> tuple[int, int, int]:
     """(C, H, W) of all images in a form; grey ones among colour get three equal channels."""
     channels = max([1, form.channels, *(header.channels for header in headers)])
     if form.size:
@@ -307,7 +299,7 @@ def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
 
 
 def _decode(
-    file: _File, form: Form, shape: tuple[int, int, int], known: Container[_Key]
+    file: File, form: Form, shape: tuple[int, int, int], known: Container[_Key]
 ) -> tuple[str, bytes | None, str]:
     """The hash of a file's content, its pixels if not yet known, and the reason of a failure."""
     try:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from client_app.authority.policy import MachineRules
 from client_app.datasets.dicom import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_groups
-from client_app.datasets.image import Header, plain_name
-from client_app.datasets.library import DecodedImages, open_library
+from client_app.datasets.image import plain_name
+from client_app.datasets.library import DecodedImages, File, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, are_too_many
 from client_app.datasets.resize import Form
@@ -41,59 +41,52 @@ class Survey:
     images: DecodedImages
 
     @cached_property
-    def usable(self) -> NDArray[np.int64]:
-        """Indices [n] of the listing's entries that can be used."""
-        return np.flatnonzero(self.images.rows >= 0)
+    def files(self) -> list[File]:
+        """The files that can be used, [n]."""
+        return [file for file in self.images.files if file.row >= 0]
 
     @cached_property
     def entries(self) -> list[Entry]:
         """The entries that can be used, [n]."""
-        return [self.listing.entries[index] for index in self.usable]
+        return [file.entry for file in self.files]
 
     @cached_property
-    def hashes(self) -> list[str]:
-        """Hash of each usable entry's file, [n]."""
-        return [self.images.contents[index] for index in self.usable]
+    def rows(self) -> NDArray[np.int64]:
+        """The rows of their pixels in `images`, [n]."""
+        return np.array([file.row for file in self.files], dtype=np.int64)
 
     @cached_property
     def contents(self) -> list[str]:
-        """Hash of each usable entry's file, with its slice, [n]."""
-        pairs = zip(self.hashes, self.entries, strict=True)
-        return [f"{content}/{entry.slice}" for content, entry in pairs]
-
-    @cached_property
-    def headers(self) -> list[Header | None]:
-        """The header of each usable entry's file, [n]; None if it could not be read."""
-        return [self.images.headers[index] for index in self.usable]
+        """Hash of each usable file, with its slice, [n]."""
+        return [f"{file.content}/{file.entry.slice}" for file in self.files]
 
     @cached_property
     def unusable(self) -> list[Unusable]:
         """All images that cannot be used; for the hospital alone."""
-        found = zip(self.listing.entries, self.images.reasons, strict=True)
         return self.listing.unusable + [
-            Unusable(entry.where, reason)
-            for entry, reason in found
-            if reason and not self._is_report(reason)
+            Unusable(file.entry.where, file.reason)
+            for file in self.images.files
+            if file.reason and not self._is_report(file)
         ]
 
     @cached_property
     def ignored(self) -> Counter[str]:
         """Number of files that are no images, by kind; see `Listing.ignored`."""
         return self.listing.ignored + Counter(
-            REPORTS for reason in self.images.reasons if self._is_report(reason)
+            REPORTS for file in self.images.files if self._is_report(file)
         )
 
-    def _is_report(self, reason: str) -> bool:
+    def _is_report(self, file: File) -> bool:
         """Whether a file is a report that a PACS exports beside images; only in a folder."""
-        return reason == NO_PICTURE and self.listing.source.is_dir()
+        return file.reason == NO_PICTURE and self.listing.source.is_dir()
 
     @cached_property
     def named_groups(self) -> list[list[str]]:
         """The names of each image's group, DICOM patient and volume, as far as it has them, [n]."""
         named = []
-        for header, entry in zip(self.headers, self.entries, strict=True):
-            volume = "" if entry.slice is None else str(entry.file)
-            group, patient = plain_name(entry.group), header and header.patient
+        for file in self.files:
+            entry, patient = file.entry, file.header and file.header.patient
+            group, volume = plain_name(entry.group), "" if entry.slice is None else str(entry.file)
             kinds = {"group": group, "patient": patient, "volume": volume}
             named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
         return named
@@ -101,7 +94,7 @@ class Survey:
     @cached_property
     def groups(self) -> list[int]:
         """Number of each image's group, [n]; images of one group, and copies, have the same."""
-        root = list(range(len(self.entries)))
+        root = list(range(len(self.files)))
 
         def top(index: int) -> int:
             while root[index] != index:
@@ -110,7 +103,7 @@ class Survey:
 
         first: dict[str, int] = {}
         for index, names in enumerate(self.named_groups):
-            for name in (*names, f"content {self.hashes[index]}"):
+            for name in (*names, f"content {self.files[index].content}"):
                 root[top(index)] = top(first.setdefault(name, index))
         return [top(index) for index in range(len(root))]
 
@@ -156,11 +149,11 @@ class Survey:
                 "The column 'split' has no image to train on, or none to test on.",
                 "Write 'train' and 'test' into this column, or leave it out.",
             )
-        files: dict[str, set[Path]] = {}
-        for entry, content in zip(self.entries, self.hashes, strict=True):
-            files.setdefault(content, set()).add(entry.file)
+        places: dict[str, set[Path]] = {}
+        for file in self.files:
+            places.setdefault(file.content, set()).add(file.entry.file)
         # The slices of one file are a group; those of its copies are copies.
-        copied = [[content] if len(files[content]) > 1 else [] for content in self.hashes]
+        copied = [[file.content] if len(places[file.content]) > 1 else [] for file in self.files]
         for problem, what, names in (
             ("groups-in-both-splits", "groups", self.named_groups),
             ("copies-in-both-splits", "files (byte for byte)", copied),
@@ -187,7 +180,7 @@ class Survey:
         groups = np.array(self.groups)
         return Pool(
             images=self.images.pixels,
-            rows=self.images.rows[self.usable],
+            rows=self.rows,
             labels=np.array([number[entry.label] for entry in entries]),
             classes=tuple(classes),
             sites=np.unique(sites, return_inverse=True)[1] if all(sites) else None,
@@ -255,7 +248,7 @@ def load_own(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
             "fedhandoff preflight' shows details."
         )
-    are_dicom = all(header and header.kind.startswith("DICOM") for header in found.headers)
+    are_dicom = all(file.header and file.header.kind.startswith("DICOM") for file in found.files)
     return replace(found.pool(), kind=f"{kind} of DICOM files" if are_dicom else kind)
 
 

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -23,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from client_app.datasets import files, library
 from client_app.datasets.files import read_header, read_pixels
@@ -35,6 +37,14 @@ from strategies.protocol import console
 
 ROOT = Path(__file__).parents[2]
 TIMES = count(10**18, 10**9)  # no two files are as old, whatever the clock says
+
+
+def facts(opened: DecodedImages, name: str) -> list[Any]:
+    return [getattr(file, name) for file in opened.files]
+
+
+def rows(opened: DecodedImages) -> NDArray[np.int64]:
+    return np.array(facts(opened, "row"), dtype=np.int64)
 
 
 class Folder:
@@ -75,21 +85,19 @@ class Folder:
 
     def check(self, opened: DecodedImages, form: Form = Form()) -> None:  # noqa: B008
         """Each image is as if it were decoded now; one that cannot be has a reason."""
-        entries, channels = self.entries, opened.pixels.shape[1]
-        assert len(entries) == len(opened.rows) == len(opened.reasons) == len(opened.contents)
-        for entry, row, reason, content in zip(
-            entries, opened.rows, opened.reasons, opened.contents, strict=True
-        ):
-            stored = entry.file.read_bytes()
+        channels = opened.pixels.shape[1]
+        assert self.entries == [file.entry for file in opened.files]
+        for file in opened.files:
+            stored = file.entry.file.read_bytes()
             try:
-                image = torch.from_numpy(read_pixels(stored, entry.slice, form.size))[None]
+                image = torch.from_numpy(read_pixels(stored, file.entry.slice, form.size))[None]
             except UnusableImage:
-                assert (row, bool(reason)) == (-1, True)
+                assert (file.row, bool(file.reason)) == (-1, True)
             else:
                 image = form.apply(image).expand(1, channels, -1, -1)[0]
-                assert (row >= 0, reason) == (True, "")
-                assert np.array_equal(opened.pixels[row], image.numpy())
-                assert content == hashlib.sha256(stored).hexdigest()
+                assert (file.row >= 0, file.reason) == (True, "")
+                assert np.array_equal(opened.pixels[file.row], image.numpy())
+                assert file.content == hashlib.sha256(stored).hexdigest()
 
 
 @pytest.fixture
@@ -137,7 +145,7 @@ def test_images_are_brought_to_a_form(fit, size, channels, folder):
 
     assert opened.pixels.shape == (3, channels or 1, size, size)
     assert opened.pixels.dtype == np.uint8
-    assert sorted(opened.rows) == [0, 1, 2]
+    assert sorted(rows(opened)) == [0, 1, 2]
     folder.check(opened, form)
 
 
@@ -146,8 +154,8 @@ def test_one_image_that_is_too_narrow_to_be_cropped_is_unusable(folder):
     folder.draw("1.png", 1, width=1, height=65)
     opened = folder.open(Form(2, "crop"))
 
-    assert opened.rows.tolist() == [0, -1]
-    assert opened.reasons[1].startswith("has 1 x 65 pixels")
+    assert rows(opened).tolist() == [0, -1]
+    assert facts(opened, "reason")[1].startswith("has 1 x 65 pixels")
 
 
 def test_images_stay_as_they_are_without_a_size(folder):
@@ -157,7 +165,7 @@ def test_images_stay_as_they_are_without_a_size(folder):
 
     assert opened.pixels.shape == (2, 1, 2, 3)
     with PIL.Image.open(folder.images / "1.png") as picture:
-        assert opened.pixels[opened.rows[1], 0].tolist() == np.asarray(picture).tolist()
+        assert opened.pixels[rows(opened)[1], 0].tolist() == np.asarray(picture).tolist()
 
 
 def test_grey_images_among_colour_get_three_equal_channels(folder):
@@ -167,7 +175,7 @@ def test_grey_images_among_colour_get_three_equal_channels(folder):
     opened = folder.open()
 
     assert opened.pixels.shape == (2, 3, 2, 3)
-    assert opened.pixels[opened.rows][:, :, 0, 0].tolist() == [[7, 7, 7], [9, 0, 1]]
+    assert opened.pixels[rows(opened)][:, :, 0, 0].tolist() == [[7, 7, 7], [9, 0, 1]]
     folder.remove("1.png")
     assert folder.open().pixels[:, :, 0, 0].tolist() == [[7]]
 
@@ -198,11 +206,14 @@ def test_what_is_known_of_images(folder):
     folder.write("1.png", b"no image")
     opened = folder.open()
 
-    assert opened.headers == [Header("PNG", 3, 2, 3, 8), None]
-    assert opened.reasons == ["", "is not an image file that can be read here"]
-    assert opened.rows.tolist() == [0, -1]
+    assert facts(opened, "header") == [Header("PNG", 3, 2, 3, 8), None]
+    assert facts(opened, "reason") == ["", "is not an image file that can be read here"]
+    assert rows(opened).tolist() == [0, -1]
     folder.check(opened)
-    assert (folder.open().headers, folder.open().reasons) == (opened.headers, opened.reasons)
+    assert (facts(folder.open(), "header"), facts(folder.open(), "reason")) == (
+        facts(opened, "header"),
+        facts(opened, "reason"),
+    )
 
 
 def test_images_of_different_sizes_need_an_image_size(folder):
@@ -219,8 +230,8 @@ def test_images_of_different_sizes_need_an_image_size(folder):
 def test_no_image_that_can_be_used(folder):
     folder.write("meier.png", b"no image")
     opened = folder.open()
-    assert opened.rows.tolist() == [-1]
-    assert opened.reasons == ["is not an image file that can be read here"]
+    assert rows(opened).tolist() == [-1]
+    assert facts(opened, "reason") == ["is not an image file that can be read here"]
     assert len(opened.pixels) == 0
 
 
@@ -252,8 +263,11 @@ def test_a_second_time_nothing_is_opened(folder, read):
 
     assert read() == ([], [])
     assert np.array_equal(first.pixels, second.pixels)
-    assert np.array_equal(first.rows, second.rows)
-    assert (first.contents, first.headers) == (second.contents, second.headers)
+    assert np.array_equal(rows(first), rows(second))
+    assert (facts(first, "content"), facts(first, "header")) == (
+        facts(second, "content"),
+        facts(second, "header"),
+    )
 
 
 def test_another_form_is_decoded_once_and_the_first_is_kept(folder, read):
@@ -287,7 +301,7 @@ def test_a_file_of_the_same_size_is_known_to_have_changed_by_its_time(folder, re
     opened = folder.open()
 
     assert read() == (["1.pgm"], ["1.pgm"])
-    assert opened.pixels[opened.rows].ravel().tolist() == [ord("1"), ord("3")]
+    assert opened.pixels[rows(opened)].ravel().tolist() == [ord("1"), ord("3")]
 
 
 def test_a_touched_file_is_not_decoded_again(folder, read):
@@ -298,21 +312,21 @@ def test_a_touched_file_is_not_decoded_again(folder, read):
     second = folder.open()
 
     assert read() == (["0.png"], [])
-    assert second.rows.tolist() == first.rows.tolist()
+    assert rows(second).tolist() == rows(first).tolist()
     folder.check(second)
 
 
 def test_moved_and_copied_files_are_not_decoded_again(folder, read):
     folder.draw("0.png", 0)
     folder.draw("1.png", 1)
-    first = folder.open().rows.tolist()
+    first = rows(folder.open()).tolist()
     read()
     folder.rename("0.png", "2.png")
     shutil.copy(folder.images / "1.png", folder.images / "3.png")
     opened = folder.open()  # 1, 2 (was 0), 3 (is 1)
 
     assert read()[1] == []
-    assert opened.rows.tolist() == [first[1], first[0], first[1]]
+    assert rows(opened).tolist() == [first[1], first[0], first[1]]
     folder.check(opened)
 
 
@@ -325,7 +339,7 @@ def test_updated_code_decodes_all_files_again(folder, monkeypatch):
     monkeypatch.setattr(library, "read_pixels", lambda *each: 255 - read_pixels(*each))
     for _ in range(2):
         opened = folder.open()
-        assert (opened.pixels[opened.rows] == 255 - before).all()
+        assert (opened.pixels[rows(opened)] == 255 - before).all()
     assert (old.pixels == before).all()  # of a run that goes on
     (content,) = folder.pixel_files().values()
     assert before.tobytes() not in content
@@ -338,7 +352,7 @@ def test_identical_files_share_a_row(chunk, folder, monkeypatch):
         folder.draw(f"{number}.png", seed)
     opened = folder.open()
 
-    assert opened.rows.tolist() == [0, 1, 0, 0, 1]
+    assert rows(opened).tolist() == [0, 1, 0, 0, 1]
     assert len(opened.pixels) == 2
     folder.check(opened)
 
@@ -347,7 +361,7 @@ def test_what_is_no_longer_listed_is_overwritten_in_every_form(folder):
     for number in range(3):
         folder.draw(f"{number}.png", number)
     forms = [Form(2), Form(3), Form(3, "pad"), Form(2, channels=3)]
-    row = {folder.open(form).rows[1] for form in forms}
+    row = {rows(folder.open(form))[1] for form in forms}
     before = folder.pixel_files()
     folder.remove("1.png")
     folder.check(folder.open(Form(2)), Form(2))
@@ -383,7 +397,7 @@ def test_the_place_of_a_deleted_image_is_used_again(folder):
     folder.draw("4.png", 4)
     opened = folder.open()
 
-    assert opened.rows.tolist() == [0, 2, 1, 3]
+    assert rows(opened).tolist() == [0, 2, 1, 3]
     folder.check(opened)
 
 
@@ -417,9 +431,9 @@ def test_an_unusable_file_is_tried_again_only_on_request(header, folder, read):
     again = folder.open(Form(2))
 
     assert read() == ([], [])
-    assert first.reasons == again.reasons
-    assert first.rows.tolist() == again.rows.tolist() == [0, -1]
-    assert folder.open(Form(2), retry=True).reasons == first.reasons
+    assert facts(first, "reason") == facts(again, "reason")
+    assert rows(first).tolist() == rows(again).tolist() == [0, -1]
+    assert facts(folder.open(Form(2), retry=True), "reason") == facts(first, "reason")
     assert read() == ((["1.png"], []) if not header else ([], ["1.png"]))
 
 
@@ -435,12 +449,12 @@ def test_a_package_that_was_missing_is_used_on_request(function, folder, monkeyp
         return real(file, *arguments)
 
     monkeypatch.setattr(library, function, without)
-    assert folder.open().reasons == ["", "is DICOM: install it"]
+    assert facts(folder.open(), "reason") == ["", "is DICOM: install it"]
     monkeypatch.setattr(library, function, real)
-    assert folder.open().reasons == ["", "is DICOM: install it"]
+    assert facts(folder.open(), "reason") == ["", "is DICOM: install it"]
     opened = folder.open(retry=True)
 
-    assert opened.reasons == ["", ""]
+    assert facts(opened, "reason") == ["", ""]
     folder.check(opened)
 
 
@@ -464,10 +478,10 @@ def test_what_is_not_as_its_header_says_is_unusable(shape, folder, monkeypatch):
 
     monkeypatch.setattr(library, "read_pixels", lying)
     opened = folder.open()
-    assert opened.reasons[0] == ""
+    assert facts(opened, "reason")[0] == ""
     found = " x ".join(map(str, shape))
-    assert opened.reasons[1].startswith(f"is {found} where ")
-    assert opened.rows.tolist() == [0, -1]
+    assert facts(opened, "reason")[1].startswith(f"is {found} where ")
+    assert rows(opened).tolist() == [0, -1]
 
 
 @pytest.mark.parametrize("when", ["listed", "looked at"])
@@ -487,10 +501,10 @@ def test_a_file_that_disappears_is_unusable_until_it_is_back(when, folder, monke
     else:
         monkeypatch.setattr(library, "read_header", look)
     opened = open_library(folder.library, entries, Form())
-    assert opened.rows.tolist() == [0, -1]
-    assert opened.reasons[0] == ""
-    assert "FileNotFoundError" in opened.reasons[1]
-    assert "1.png" not in opened.reasons[1]
+    assert rows(opened).tolist() == [0, -1]
+    assert facts(opened, "reason")[0] == ""
+    assert "FileNotFoundError" in facts(opened, "reason")[1]
+    assert "1.png" not in facts(opened, "reason")[1]
 
     monkeypatch.undo()
     away.rename(folder.images / "1.png")
@@ -513,7 +527,7 @@ def test_a_failure_of_the_disk_is_not_remembered(method, opened, error, folder, 
         return real(*arguments)
 
     monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), method: fail}))
-    assert folder.open().reasons[0].startswith("cannot be read or decoded")
+    assert facts(folder.open(), "reason")[0].startswith("cannot be read or decoded")
     monkeypatch.undo()
 
     folder.check(folder.open())
@@ -535,8 +549,8 @@ def test_slices_of_a_file_are_images_of_their_own(folder, monkeypatch):
     entries = [Entry(f"row {slice_}", file, "a", slice=slice_) for slice_ in (3, 0, 7)]
     for _ in range(2):
         opened = open_library(folder.library, entries, Form())
-        assert opened.pixels[opened.rows][:, 0, 0, 0].tolist() == [3, 0, 7]
-        assert len(set(opened.contents)) == 1
+        assert opened.pixels[rows(opened)][:, 0, 0, 0].tolist() == [3, 0, 7]
+        assert len(set(facts(opened, "content"))) == 1
         assert sorted(looks) == [0, 3, 7]
     opened = open_library(folder.library, entries[:1], Form())
     assert opened.pixels[:, 0, 0, 0].tolist() == [3]
@@ -557,7 +571,7 @@ def test_an_open_library_keeps_its_images(folder):
 
     assert len(folder.pixel_files()["1x2x3-squash.pixels"]) == 4 * 6
     for one, other in zip(opened, before, strict=True):
-        assert np.array_equal(one.pixels[one.rows], other[one.rows])
+        assert np.array_equal(one.pixels[rows(one)], other[rows(one)])
 
 
 @pytest.mark.parametrize("kept", [-1, 0, 1, 2])
@@ -712,7 +726,7 @@ def test_stray_bytes_after_the_last_image_are_harmless(stray, folder):
     folder.draw("1.png", 1)
     opened = folder.open()
 
-    assert opened.rows.tolist() == [0, 1]
+    assert rows(opened).tolist() == [0, 1]
     folder.check(opened)
 
 
@@ -753,7 +767,7 @@ def test_threads_that_open_a_library_at_once_get_the_same(folder, read, monkeypa
     assert read() == ([f"{n}.png" for n in range(9)],) * 2
     for each in opened:
         folder.check(each)
-        assert each.rows.tolist() == opened[0].rows.tolist()
+        assert rows(each).tolist() == rows(opened[0]).tolist()
 
 
 SCRIPT = """
@@ -771,7 +785,7 @@ library.CHUNK, library.read_pixels = 2, read_pixels
 entries = [Entry(file.name, file, "a") for file in sorted(Path(sys.argv[1]).iterdir())]
 library.Pace = lambda what: lambda done, of: print(what, done, of, flush=True)
 opened = library.open_library(Path(sys.argv[2]), entries, Form())
-print(opened.rows.tolist(), flush=True)
+print([file.row for file in opened.files], flush=True)
 """
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from client_app.datasets import open_data, own
 from client_app.datasets.image import Header
-from client_app.datasets.library import DecodedImages, open_library
+from client_app.datasets.library import DecodedImages, File, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import Survey, load_own, own_data, survey
 from client_app.datasets.resize import Form
@@ -68,14 +68,14 @@ def surveyed(rows, unlisted=0):
             {k: v for k, v in row.items() if k != "content"} for row in rows
         )
     ]
-    usable = np.array([bool(content) for content in contents])
-    opened = DecodedImages(
-        pixels=np.zeros((len(rows), 1, 1, 1), np.uint8),
-        rows=np.where(usable, np.cumsum(usable) - 1, -1),
-        reasons=["" if content else "is broken" for content in contents],
-        headers=[None] * len(rows),
-        contents=contents,
-    )
+    places = iter(range(len(rows)))
+    files = [
+        File(entry, 1, 1, content=content, row=next(places))
+        if content
+        else File(entry, 1, 1, reason="is broken")
+        for entry, content in zip(entries, contents, strict=True)
+    ]
+    opened = DecodedImages(np.zeros((len(rows), 1, 1, 1), np.uint8), files)
     unusable = [Unusable(f"file {number}", "is in no class") for number in range(unlisted)]
     return Survey(Listing(Path("/x"), entries, unusable), opened)
 
@@ -200,7 +200,8 @@ def test_images_of_a_patient_of_dicom_belong_together():
     """Patients P and Q are one through the group of the third and the fourth image; R is not."""
     found = surveyed([{}, {}, {"group": "P"}, {"group": "P"}, {}, {"content": ""}, {}, {}])
     patients = ["P", "Q", "P", "Q", "R", "Q", "R", ""]
-    found.images.headers[:] = [Header("DICOM", 1, 1, 1, 8, patient) for patient in patients]
+    for file, patient in zip(found.images.files, patients, strict=True):
+        file.header = Header("DICOM", 1, 1, 1, 8, patient)
 
     # Without the sixth, which is unusable.
     assert numbered(found.groups) == [0, 0, 0, 0, 4, 4, 6]

@@ -223,7 +223,7 @@ def _describe(
     sketches, varied = _sketches(found)
     near = _near_copies(sketches, sides["train"], sides["test"])
     copies = _copies(found)
-    headers = [header for header in found.headers if header]
+    headers = [file.header for file in found.files if file.header]
     return replace(
         card,
         source=str(found.listing.source),
@@ -326,9 +326,8 @@ def _copies(found: Survey) -> list[list[str]]:
 def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
     """Small grey images of mean 0 and norm 1 [n, S·S], and True [n] if not of one colour."""
     pixels = torch.from_numpy(found.images.pixels)
-    rows = torch.from_numpy(found.images.rows[found.usable])
     parts, varied = [], []
-    for block in rows.split(batch_size(pixels[0].numel())):
+    for block in torch.from_numpy(found.rows).split(batch_size(pixels[0].numel())):
         images = pixels[block]
         flat = images.flatten(1)
         varied.append(flat.amin(dim=1) < flat.amax(dim=1))

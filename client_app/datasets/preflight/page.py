@@ -45,8 +45,7 @@ def page(card: Card, survey: Survey | None) -> str:
     """The card as an HTML page that needs no other file, with images from the survey."""
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
-        places = zip(survey.entries, survey.images.rows[survey.usable], strict=True)
-        pictures = {entry.where: survey.images.pixels[row] for entry, row in places}
+        pictures = {file.entry.where: survey.images.pixels[file.row] for file in survey.files}
     near = [*chain(*card.near_copies)]
     lists = (
         ("Pairs on both sides of the split", _equations(card.near_copies), near),
