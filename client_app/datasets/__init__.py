@@ -108,20 +108,21 @@ def open_data(
             "test-fraction or validation-fraction, or another partition."
         )
 
+    every = LocalSamples(
+        torch.from_numpy(pool.images),
+        torch.from_numpy(labels),
+        None if pool.rows is None else torch.from_numpy(pool.rows),
+        groups=pool.groups,
+        contents=pool.contents or pool.pixel_hashes,
+        manifest_tasks=pool.tasks,
+    )
+
     def part(chosen: Indices) -> LocalSamples:
-        rows, own_labels = chosen if pool.rows is None else pool.rows[chosen], labels[chosen]
-        contents = pool.contents or pool.pixel_hashes
+        rows = chosen if pool.rows is None else pool.rows[chosen]
         facts = [pool.fingerprint, Form.from_settings(settings)]
-        facts += [rows.tolist(), own_labels.tolist()]
-        return LocalSamples(
-            torch.from_numpy(pool.images),
-            torch.from_numpy(own_labels),
-            torch.from_numpy(rows),
-            fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
-            groups=None if pool.groups is None else pool.groups[chosen],
-            contents=contents and [contents[index] for index in chosen],
-            manifest_tasks=None if pool.tasks is None else pool.tasks[chosen],
-        )
+        facts += [rows.tolist(), labels[chosen].tolist()]
+        fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
+        return replace(every.select(chosen), fingerprint=fingerprint)
 
     classes = classes or pool.classes
     return LocalData(

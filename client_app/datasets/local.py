@@ -48,15 +48,7 @@ class LocalData:
         if whole.tasks is None or self.train.tasks is None:
             return whole
         chosen = np.flatnonzero(np.isin(whole.tasks, self.train.tasks))
-        rows = torch.from_numpy(chosen).to(whole.labels.device)
-        return replace(
-            whole,
-            labels=whole.labels[rows],
-            rows=rows if whole.rows is None else whole.rows[rows],
-            groups=whole.patients[chosen],
-            contents=whole.contents and [whole.contents[row] for row in chosen],
-            tasks=whole.tasks[chosen],
-        )
+        return replace(whole, groups=whole.patients).select(chosen)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

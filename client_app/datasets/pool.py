@@ -3,10 +3,11 @@
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from client_app.errors import DataError
@@ -91,6 +92,19 @@ class LocalSamples(Samples):
         """Number for the class and the task of each image, [n]."""
         labels: Indices = self.labels.cpu().numpy()
         return labels if self.tasks is None else labels + (labels.max(initial=0) + 1) * self.tasks
+
+    def select(self, chosen: Indices) -> "LocalSamples":
+        """Some of the samples, by int64 [m]; their pixels are not copied."""
+        places = torch.from_numpy(chosen).to(self.labels.device)
+        return replace(
+            self,
+            labels=self.labels[places],
+            rows=places if self.rows is None else self.rows[places],
+            contents=self.contents and [self.contents[place] for place in chosen],
+            groups=None if self.groups is None else self.groups[chosen],
+            manifest_tasks=None if self.manifest_tasks is None else self.manifest_tasks[chosen],
+            tasks=None if self.tasks is None else self.tasks[chosen],
+        )
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ Shapes: `n` images of a hospital, `C` channels, `H, W` pixels.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -83,26 +83,20 @@ class Tasks:
             parts = [np.flatnonzero(task_of == task) for task in tasks]
         places = np.concatenate(parts)
         arrived = np.repeat([*tasks], [len(part) for part in parts])
-        chosen = torch.from_numpy(places).to(samples.labels.device)
-        labels, rows = samples.labels[chosen], None
+        chosen = samples.select(places)
         if self.settings.task_cut == "shared-classes":
-            labels = labels % self._size
+            chosen = replace(chosen, labels=chosen.labels % self._size)
         if self.permutes:
             images = samples.images
             pixels = torch.cat([self._permute(images, task) for task in tasks])
-        else:
-            pixels = samples.pixels
-            rows = chosen if samples.rows is None else samples.rows[chosen]
+            chosen = replace(chosen, pixels=pixels, rows=None)
         known = samples.groups is not None or len(np.unique(places)) < len(places)
         facts = [samples.fingerprint, self.settings.task_cut, self.settings.seed]
         facts += [places.tolist(), arrived.tolist()]
-        return LocalSamples(
-            pixels,
-            labels,
-            rows,
+        return replace(
+            chosen,
             fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
             groups=samples.patients[places] if known else None,
-            contents=samples.contents and [samples.contents[place] for place in places],
             tasks=arrived,
         )
 
