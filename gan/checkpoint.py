@@ -12,20 +12,18 @@ import torch
 from gan.adversaries import Adversaries
 from gan.schedule import Check, Standing
 
-VERSION = 4  # of networks, losses and checks; checkpoints of another version are refused
+VERSION = 4  # of networks, losses and checks; a new version is a new training
 
 
 class Checkpoints:
     """The folder of one training, made if it is missing.
 
-    Checkpoints of trainings with other inputs, as text (`made_with`), are refused; `first_phase`
-    are the inputs of phase 1.
+    The name of the folder follows from all inputs; `first_phase` are those of phase 1, as text.
     """
 
-    def __init__(self, folder: Path, made_with: str, first_phase: str) -> None:
+    def __init__(self, folder: Path, first_phase: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.made_with = folder, f"version {VERSION}, {made_with}"
-        self.first_phase = f"version {VERSION}, {first_phase}"
+        self.folder, self.first_phase = folder, f"version {VERSION}, {first_phase}"
 
     def borrow(self, others: Iterable[Path]) -> None:
         """Copy phase 1 from a training that differs only in its privacy term, if there is one."""
@@ -38,8 +36,7 @@ class Checkpoints:
                     write_whole(self.folder / "plain.pt", plain)
                     first = [each for each in standing["progress"] if each["phase"] == 1]
                     begun = asdict(Standing(2, 0, first[-1]["seconds"])) | {"progress": first}
-                    second = {**plain, "made-with": self.made_with, "standing": begun}
-                    write_whole(self.folder / "checkpoint.pt", second)
+                    write_whole(self.folder / "checkpoint.pt", {**plain, "standing": begun})
                     return
 
     def has(self, name: str) -> bool:
@@ -54,7 +51,6 @@ class Checkpoints:
         lines = [json.dumps(asdict(each)) + "\n" for each in standing.progress]
         (self.folder / "progress.jsonl").write_text("".join(lines))
         content = {
-            "made-with": self.made_with,
             "first-phase": self.first_phase,
             "networks": networks.state_dict(),
             "standing": asdict(standing),
@@ -64,21 +60,8 @@ class Checkpoints:
         write_whole(self.folder / f"{name}.pt", content)
 
     def load(self, name: str, networks: Adversaries) -> Standing:
-        """Restore networks and torch's global generators from a file of `save`.
-
-        Returns:
-            The standing of the training at that time.
-
-        Raises:
-            ValueError: Another training wrote the file.
-        """
+        """Restore networks and torch's generators from a file of `save`; returns the standing."""
         content = _read(self.folder / f"{name}.pt")
-        borrowed = name == "plain" and content.get("first-phase") == self.first_phase
-        if content["made-with"] != self.made_with and not borrowed:
-            raise ValueError(
-                f"{self.folder} holds another training: {content['made-with']}. Choose another "
-                f"folder for this one: {self.made_with}."
-            )
         networks.load_state_dict(content["networks"])
         torch.set_rng_state(content["random"])
         torch.cuda.set_rng_state_all(content["random-cuda"])

@@ -161,15 +161,9 @@ def frechet(
     otherwise: StandIn,
     seed: int,
 ) -> Frechet:
-    """The FID if there is a file of its network; otherwise the distance by another network.
+    """The FID by a file of its network (`inception`); without a file the distance by another one.
 
-    Args:
-        real: The hospital's images, uint8 [N, C, H, W].
-        labels: int64 [N].
-        classes: Number of classes.
-        inception: The file of the FID's network; None = there is none, or it is not wanted.
-        otherwise: The other network.
-        seed: Seed of the other network.
+    The images are uint8 [N, C, H, W] with labels int64 [N]; the seed is for the other network.
 
     Raises:
         FileNotFoundError: There is no file `inception`.

@@ -53,15 +53,10 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
 def save_grid(
     path: Path, images: Tensor, columns: int, height: int = 32, border: int = 2, grey: float = 0.0
 ) -> None:
-    """Write images as one PNG file.
+    """Write images uint8 [n, C, H, W] as one PNG file, `columns` in a row.
 
-    Args:
-        path: The file.
-        images: uint8 [n, C, H, W]; small ones are enlarged by a whole factor.
-        columns: Images in a row.
-        height: Most pixels to which images are enlarged.
-        border: Pixels around each image.
-        grey: Brightness of the border, from 0 for black to 1 for white.
+    Small images are enlarged by a whole factor, to at most `height` pixels. Each has a border of so
+    many pixels, whose brightness `grey` is from 0 for black to 1 for white.
     """
     factor = max(1, height // images.shape[2])
     large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)

@@ -50,11 +50,12 @@ def train_gan(
     """Train a generative model, or continue or return the training in the folder.
 
     Args:
-        examples: Training data, on the device of the computation.
+        examples: Images of the preset's resolution, on the device of the computation.
         preset: Sizes and schedules.
         privacy: The privacy term of phase 2.
         frechet: Distance of uint8 images, in parts [n, C, R, R], from the real ones.
-        folder: For checkpoints, `progress.jsonl` and a picture at every check.
+        folder: For checkpoints, `progress.jsonl` and a picture at every check. Its name follows
+            from all inputs, since a training in it continues.
         seed: Seed of all randomness; torch's global generators do not change.
         deadline: Time limit, on the clock of `time.monotonic`.
         report: Called before every step with the standing of the training and with the most steps
@@ -65,18 +66,9 @@ def train_gan(
     Raises:
         TimeoutError: The deadline has passed; a later call continues from here.
         FloatingPointError: A loss is no longer finite.
-        ValueError: The images have not the preset's resolution, or the folder has a training on
-            other images or with other settings.
     """
-    size = tuple(examples.images.shape[2:])
-    if size != (preset.resolution, preset.resolution):
-        raise ValueError(
-            f"Resize the images: they have {size} pixels, the GAN {preset.resolution}."
-        )
-    images = f"images {examples.fingerprint}"
-    made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
     first_phase = (examples.classes, preset, judged_by, seed)
-    files = Checkpoints(folder, f"{made_with}, {images}", f"{first_phase}, {images}")
+    files = Checkpoints(folder, f"{first_phase}, images {examples.fingerprint}")
     if judged_by and not files.has("checkpoint"):
         files.borrow(folder.parent.iterdir())
     checks = Checks(examples.labels.cpu(), preset, frechet, seed)

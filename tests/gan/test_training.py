@@ -324,20 +324,6 @@ def test_phase_one_is_not_taken_from_a_training_that_is_still_in_it(train, tmp_p
 
 
 @pytest.mark.slow
-def test_the_folder_of_another_training_is_refused(train):
-    train()
-    with pytest.raises(ValueError, match="another training"):
-        train(seed=4)
-    with pytest.raises(ValueError, match="another training"):
-        train(fingerprint="other images")
-
-
-def test_images_of_another_size_are_refused(train):
-    with pytest.raises(ValueError, match=r"they have \(4, 4\) pixels, the GAN 8"):
-        train(torch.zeros(7, 1, 4, 4, dtype=torch.uint8))
-
-
-@pytest.mark.slow
 def test_global_generators_do_not_change(train):
     before = torch.get_rng_state()
     train()
