@@ -1,7 +1,4 @@
-"""The checks of a training: the mean losses, the Fréchet distance, a picture.
-
-Shapes: `N` images.
-"""
+"""The checks of a training: the mean losses, the Fréchet distance, a picture."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -137,13 +137,9 @@ def release(
 ) -> Moments:
     """Sum the contributions of images, and add noise: a Gaussian mechanism of sensitivity 1.
 
-    Args:
-        images: uint8 [N, C, H, W].
-        labels: int64 [N].
-        classes: K, which must not depend on the images.
-        noise: Standard deviation, from which ε follows for a δ.
-        normal: Source of the noise.
-        patients: [N]; of one image each if images are the unit.
+    The images are uint8 [N, C, H, W] with labels int64 [N] and `patients` [N], of one image each if
+    images are the unit. The number of `classes` K must not depend on the images. `noise` is the
+    standard deviation, from which ε follows for a δ.
     """
     basis = Basis.choose((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor, inf, log2, pi, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
 def count_above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
     """Count the images of each class, and the other images, that reach each of its thresholds.
 
-    Returns:
-        Images of the class, and other images, each [K, T], from probabilities [n, K], classes [n].
+    Both counts are [K, T], from probabilities [n, K] and classes [n].
     """
     reached = scores[:, :, None] >= np.array(THRESHOLDS)  # [n, K, T]
     own = labels[:, None] == np.arange(scores.shape[1])  # [n, K]
@@ -97,7 +95,9 @@ class Outcome:
     @cached_property
     def calibration_gap(self) -> Floats:
         """Right answers minus the sum of their confidences, by bin and patient [BINS, G]."""
-        return self._per_patient(self.bins, (self.answers == self.labels) - self.confidence, BINS)
+        count = int(self.patients.max()) + 1
+        gaps = (self.answers == self.labels) - self.confidence
+        return np.bincount(self.bins * count + self.patients, gaps, BINS * count).reshape(BINS, -1)
 
     @property
     def calibration_error(self) -> float:
@@ -119,16 +119,9 @@ class Outcome:
         for b in range(BINS):
             found[f"right-in-bin-{b}"] = self.bins == b, right
         found = {name: masks for name, masks in found.items() if masks[0].any()}
-        images = [self._per_patient(None, mask, 1)[0] for mask, _ in found.values()]
-        hits = [self._per_patient(None, mask & hit, 1)[0] for mask, hit in found.values()]
+        images = [np.bincount(self.patients, mask) for mask, _ in found.values()]
+        hits = [np.bincount(self.patients, mask & hit) for mask, hit in found.values()]
         return Shares(list(found), np.stack(images), np.stack(hits))
-
-    def _per_patient(self, rows: Indices | None, values: NDArray[Any], count: int) -> Floats:
-        """Sums of values [n] by row [n] and patient, [count, G]."""
-        size = int(self.patients.max()) + 1
-        cells = self.patients if rows is None else rows * size + self.patients
-        sums = np.bincount(cells, weights=values, minlength=count * size)
-        return sums.astype(float).reshape(count, size)
 
 
 @dataclass(frozen=True, eq=False)

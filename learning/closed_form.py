@@ -126,10 +126,8 @@ def choose(
 
     A fold's classifier is of the others' sums and of the hospital's images outside of the fold,
     with those of earlier tasks. The score is the balanced accuracy of the images, each in its own
-    fold. Of equal scores, the one with the smaller κ and then the larger λ wins.
-
-    `others` is the total without the hospital. A patient is in one fold, by `rng`. `ridges` are
-    values of λ, `kappas` of κ. `noise` is as in `solve`.
+    fold. Of equal scores, the one with the smaller κ and then the larger λ wins. `others` is the
+    total without the hospital. A patient is in one fold, by `rng`. `noise` is as in `solve`.
     """
     kappas, ridges = sorted(kappas), sorted(ridges, reverse=True)
     pairs = [*product(kappas, ridges)]

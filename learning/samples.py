@@ -56,10 +56,7 @@ def one_of_each(patients: NDArray[np.int64], rng: torch.Generator | None = None)
     """Rows of one random image of each of p patients, in a random order, int64 [p].
 
     Images of one patient are alike, so a test that takes images as independent gets one of each.
-
-    Args:
-        patients: The patient of each image [n].
-        rng: None = the same order each time.
+    `patients` [n] are those of the images. Without `rng` the order is the same each time.
     """
     order = torch.randperm(len(patients), generator=rng or torch.Generator().manual_seed(0))
     firsts = np.unique(patients[order.numpy()], return_index=True)[1]

@@ -112,10 +112,8 @@ def _compute_sums(features: Tensor, labels: Tensor, classes: int, weights: Tenso
 def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tensor:
     """Features [n, d] in a random subspace, double [n, d']: R z / √d' with random signs R.
 
-    Lengths are kept on average. Longer vectors are scaled to norm 1.
-
-    `dimensions` is d'; with 0 or d nothing changes. `rng` decides on the signs, and is the same at
-    all hospitals.
+    Lengths are kept on average. Longer vectors are scaled to norm 1. `dimensions` is d'; with 0 or
+    d nothing changes. `rng` decides on the signs, and is the same at all hospitals.
     """
     if dimensions in (0, features.shape[1]):
         return _shorten(features)
@@ -167,9 +165,8 @@ def random_noise(
     smaller by √2. Noise is rounded to whole units: no bit of a floating-point sum reveals an image
     (Mironov, CCS 2012).
 
-    The multiplier is the standard deviation of the noise, in sensitivities. `normal` gives so many
-    standard normal numbers. With the smallest ε and δ of a run the multiplier is below 10^4, so the
-    noise is far below 2^63.
+    `normal` gives so many standard normal numbers. With the smallest ε and δ of a run the
+    multiplier is below 10^4, so the noise is far below 2^63.
     """
     drawn = {
         name: normal(tensor.numel()).reshape(tensor.shape) * multiplier / SHARES[name] * GRID**2

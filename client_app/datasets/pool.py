@@ -135,9 +135,8 @@ def least_patients(patients: Indices, strata: Indices, group: int) -> int:
     """A lower bound of the number of patients, for a rule on images that a server chooses.
 
     The number in each stratum is rounded down to whole groups; a patient counts in one stratum. So
-    a refusal reveals no more than rounded numbers, whichever strata are chosen.
-
-    `patients` [n] and `strata` [n] are of the images.
+    a refusal reveals no more than rounded numbers, whichever strata are chosen. `patients` [n] and
+    `strata` [n] are those of the images.
     """
     first = np.unique(patients, return_index=True)[1]
     counts = np.unique(strata[first], return_counts=True)[1]
