@@ -7,7 +7,7 @@ strategies/protocol/data_sets.py, because a server imports no code of a hospital
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +43,8 @@ DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] 
     "mnist": lambda _, *rest: _hub("ylecun/mnist", *rest),
     "npz:": lambda file, *rest: _formed(load_npz(file), *rest),
     "hf:": lambda source, *rest: _hub(source, *rest),
-    "folder:": partial(load_own, "folder"),
-    "manifest:": partial(load_own, "manifest"),
+    "folder:": load_own,
+    "manifest:": load_own,
 }
 
 

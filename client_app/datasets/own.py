@@ -202,32 +202,24 @@ def own_data(data_dir: str) -> str:
 
 
 def survey(
-    kind: str,
-    path: str,
-    form: Form,
-    store: Path,
-    retry: bool = False,
-    machine: MachineRules | None = None,
+    settings: Settings, store: Path, machine: MachineRules | None = None, *, retry: bool = False
 ) -> Survey:
     """List and open a hospital's images, with a library in `store`; see `open_library`.
 
-    `path` is the absolute path of the folder, of the manifest, or of the manifest's folder.
-
     Raises:
         DataError: The folder or manifest cannot be read, or lists no image. Or the images differ in
-            size, and the form has no size.
+            size, and the settings have no `image-size`.
         PolicyError: The store would be larger than `machine` allows.
     """
+    kind, _, path = settings.dataset.partition(":")
     listing = LISTINGS[kind](path)
     source = listing.source
     name = f"{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
-    folder = store / "images" / name
+    folder, form = store / "images" / name, Form.from_settings(settings)
     return Survey(listing, open_library(folder, listing.entries, form, retry, machine))
 
 
-def load_own(
-    kind: str, path: str, settings: Settings, store: Path, machine: MachineRules | None = None
-) -> Pool:
+def load_own(_: str, settings: Settings, store: Path, machine: MachineRules | None = None) -> Pool:
     """Load a hospital's images; see `survey`.
 
     Raises:
@@ -235,7 +227,7 @@ def load_own(
         DataError: The images cannot be opened, or do not pass the preflight. The message names only
             the class of each problem, since the server reads it. Details are in the hospital's log.
     """
-    found = survey(kind, path, Form.from_settings(settings), store, machine=machine)
+    found = survey(settings, store, machine)
     findings = list(found.findings(settings.max_quarantined, settings.class_names))
     for finding in findings:
         if finding.level != "note":
@@ -249,6 +241,7 @@ def load_own(
             "fedhandoff preflight' shows details."
         )
     are_dicom = all(file.header and file.header.kind.startswith("DICOM") for file in found.files)
+    kind = settings.dataset.partition(":")[0]
     return replace(found.pool(), kind=f"{kind} of DICOM files" if are_dicom else kind)
 
 

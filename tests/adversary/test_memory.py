@@ -22,7 +22,6 @@ from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import files, library
 from client_app.datasets.image import Header, UnusableImage
 from client_app.datasets.own import survey
-from client_app.datasets.resize import Form
 from learning import packing
 from learning.errors import ModelError
 from learning.models import Architecture, activations, layout, torchvision_names
@@ -31,6 +30,7 @@ from learning.samples import Samples
 from strategies.protocol import archive
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import ParcelError
+from tests.fakes import settings
 
 SMALL = MachineRules(max_memory_gb=0.001, max_disk_gb=0.00001)  # 1 MB of memory, 10 kB of disk
 
@@ -219,7 +219,7 @@ def folder(tmp_path):
 
 
 def reasons(folder, tmp_path, **rest):
-    found = survey("folder", str(folder.parent), Form(), tmp_path / "store", **rest)
+    found = survey(settings(dataset=f"folder:{folder.parent}"), tmp_path / "store", **rest)
     assert [entry.where for entry in found.entries] == ["a/good.png"]
     return {each.where: each.reason for each in found.unusable}
 
@@ -254,7 +254,7 @@ def test_links_do_not_lead_out_of_the_folder(folder, tmp_path):
 
 def test_links_within_the_folder_are_followed(folder, tmp_path):
     (folder / "again.png").symlink_to(folder / "good.png")
-    found = survey("folder", str(folder.parent), Form(), tmp_path / "store")
+    found = survey(settings(dataset=f"folder:{folder.parent}"), tmp_path / "store")
     assert len(found.entries) == 2
 
 
@@ -308,7 +308,7 @@ def test_a_store_does_not_grow_above_what_the_policy_allows(folder, tmp_path):
         PIL.Image.new("L", (16, 16), number).save(folder / f"{number}.png")
     (folder / "good.png").unlink()
     with pytest.raises(PolicyError) as caught:
-        survey("folder", str(folder.parent), Form(), tmp_path / "store", machine=SMALL)
+        survey(settings(dataset=f"folder:{folder.parent}"), tmp_path / "store", SMALL)
     assert caught.value.rule == "machine.max-disk-gb"
     assert not list((tmp_path / "store").rglob("*.pixels"))
 

@@ -71,7 +71,8 @@ def source(npz, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_is_a_pool(name, source, tmp_path):
-    pool = DATASETS[name](source[name], SETTINGS, tmp_path / "store", None)
+    chosen = replace(SETTINGS, dataset=f"{name}{source[name]}")
+    pool = DATASETS[name](source[name], chosen, tmp_path / "store", None)
 
     count = len(pool.labels)
     images = pool.images if pool.rows is None else pool.images[pool.rows]

@@ -16,7 +16,6 @@ from client_app.datasets.image import Header
 from client_app.datasets.library import DecodedImages, File, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import Survey, load_own, own_data, survey
-from client_app.datasets.resize import Form
 from client_app.errors import DataError
 from tests.fakes import settings
 
@@ -41,7 +40,8 @@ def load(tmp_path):
     """The pool of a hospital's images."""
 
     def pool(folder, kind="manifest", **overrides):
-        return load_own(kind, str(folder), settings(**overrides), tmp_path / "store")
+        chosen = settings(dataset=f"{kind}:{folder}", **overrides)
+        return load_own(str(folder), chosen, tmp_path / "store")
 
     return pool
 
@@ -434,8 +434,10 @@ def test_a_folder_with_a_manifest_is_one(place, kind, site, tmp_path, monkeypatc
 def test_libraries_of_hospitals_are_apart(site, tmp_path):
     """They are in the store, and named after the whole path of what lists them."""
     for name in ("one", "two"):
-        survey("manifest", str(site("image,label\n0.png,a\n", name=name)), Form(), tmp_path / "s")
-    survey("manifest", str(tmp_path / "one" / "manifest.csv"), Form(2), tmp_path / "s")
+        folder = site("image,label\n0.png,a\n", name=name)
+        survey(settings(dataset=f"manifest:{folder}"), tmp_path / "s")
+    manifest = tmp_path / "one" / "manifest.csv"
+    survey(settings(dataset=f"manifest:{manifest}", image_size=2), tmp_path / "s")
     libraries = sorted((tmp_path / "s" / "images").iterdir())
 
     assert [folder.name.rpartition("-")[0] for folder in libraries] == ["manifest", "manifest"]

@@ -144,13 +144,13 @@ def examine(
     machine = rules.machine if rules else None
     if rules:
         settings = replace(settings, max_quarantined=rules.images.max_quarantined)
-    kind, _, path = settings.dataset.partition(":")
+    path = settings.dataset.partition(":")[2]
     secret = secret_of(Store(own_folder(store / hospital))) if policy else b""
     names = ["image_size", "image_fit", "image_channels"]
     names += [] if policy else ["test_fraction", "seed"]
     card = Card(hospital, path, {name: getattr(settings, name) for name in names}, [])
     try:
-        found = survey(kind, path, Form.from_settings(settings), store, retry=True, machine=machine)
+        found = survey(settings, store, machine, retry=True)
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
         return replace(card, findings=[finding], unusable=_unreadable_file(error)), None
