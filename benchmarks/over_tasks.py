@@ -160,7 +160,7 @@ def print_saliency(hospital: Hospital, picture: Path) -> None:
     """Print Fig. 2.6, and draw the maps of the first test image of each task."""
     settings = hospital.settings
     last = hospital.select_task(settings.tasks).data.test
-    oracle = open_oracle(settings.section("ser", SERSettings).oracle, last)
+    oracle = open_oracle(settings.section("ser", SERSettings).oracle, last.shape)
     tasks = range(1, settings.tasks + 1)
     tests = [last[torch.from_numpy(np.flatnonzero(last.tasks == task))] for task in tasks]
     history: list[Maps] = []  # after each task

@@ -97,7 +97,8 @@ class Outcome:
         """Right answers minus the sum of their confidences, by bin and patient [BINS, G]."""
         count = int(self.patients.max()) + 1
         gaps = (self.answers == self.labels) - self.confidence
-        return np.bincount(self.bins * count + self.patients, gaps, BINS * count).reshape(BINS, -1)
+        sums = np.bincount(self.bins * count + self.patients, gaps, BINS * count)
+        return sums.astype(float).reshape(BINS, count)
 
     @property
     def calibration_error(self) -> float:

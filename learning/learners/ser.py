@@ -87,7 +87,7 @@ class _SaliencyLearner(Learner):
 
     def begin_visit(self) -> None:
         """Open the oracle."""
-        self.oracle = open_oracle(self.own.oracle, self.samples)
+        self.oracle = open_oracle(self.own.oracle, self.samples.shape)
 
 
 class SER(_SaliencyLearner):
@@ -223,23 +223,16 @@ def _blur(maps: Tensor, around: int) -> Tensor:
     )
 
 
-def open_oracle(chosen: str, samples: Samples) -> Oracle:
-    """The oracle that a setting `ser.oracle` names, for images of the shape of the samples.
+def open_oracle(path: str, shape: Sequence[int]) -> Oracle:
+    """The oracle of a setting `ser.oracle`: the stand-in, or a file of `write_maps`.
 
-    Raises:
-        SettingsError: See `read_maps`.
-    """
-    return contrast if chosen == CONTRAST else read_maps(chosen, samples.shape)
-
-
-def read_maps(path: str, shape: Sequence[int]) -> Oracle:
-    """The oracle from a file of `write_maps`, of which only the maps of a batch are in memory.
-
-    `shape` is (C, H, W) of an image.
+    `shape` is (C, H, W) of an image. Only the maps of a batch are in memory.
 
     Raises:
         SettingsError: The file has no such records. Or it lacks an image: a batch finds this out.
     """
+    if path == CONTRAST:
+        return contrast
     wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npy file with "
     size = list(shape[1:])
     try:

@@ -19,7 +19,7 @@ from learning.learners.ser import (
     Saliency,
     contrast,
     divergence,
-    read_maps,
+    open_oracle,
     write_maps,
 )
 from learning.models import Architecture
@@ -292,7 +292,7 @@ def archive(tmp_path, images=None, maps=None):
 def test_maps_of_a_file_are_found_by_the_images_bytes_and_changed_alike(tmp_path):
     path, maps = archive(tmp_path)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(read_maps(path, data().shape)(data().images[order]), maps[order])
+    assert torch.equal(open_oracle(path, data().shape)(data().images[order]), maps[order])
     learner = learner_of(SER, network("ser-cnn"), ser__oracle=path)
     view, seen = draws(augment="flip").view_alike(data().images, learner.oracle(data().images))
     flipped = (view != data().images).flatten(1).any(dim=1)
@@ -314,10 +314,10 @@ def test_maps_of_a_file_are_found_by_the_images_bytes_and_changed_alike(tmp_path
 def test_files_that_cannot_be_used_are_refused(tmp_path, images, maps, words):
     path, _ = archive(tmp_path, images, maps)
     with pytest.raises(SettingsError, match=f"'ser.oracle' is '{path}'; it must be .*{words}"):
-        read_maps(path, data().shape)(data().images)
+        open_oracle(path, data().shape)(data().images)
     np.save(path, np.ones(3))
     with pytest.raises(SettingsError, match="records of 'image' and 'map'"):
-        read_maps(path, data().shape)
+        open_oracle(path, data().shape)
 
 
 def test_settings_and_networks_are_checked():

@@ -158,8 +158,7 @@ def examine(
     entries = [each for each in found.entries if not taking_part or each.label in taking_part]
     findings = [
         *found.findings(settings.max_quarantined, settings.class_names),
-        *_unknown_classes(entries, settings),
-        *_unknown_tasks(entries, settings),
+        *_unknown(entries, settings),
     ]
     left_out = {each.label for each in found.entries} - {each.label for each in entries}
     if left_out:
@@ -251,9 +250,9 @@ def _unreadable_file(error: DataError) -> list[Unusable]:
     return []
 
 
-def _unknown_classes(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for images of unknown classes, if the settings name the classes."""
-    known, total = settings.class_names, len(entries)
+def _unknown(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
+    """Yield findings for images of unknown classes or tasks, if the settings ask for known ones."""
+    known, last, total = settings.class_names, settings.tasks, len(entries)
     strange = sum(entry.label not in known for entry in entries) if known else 0
     if strange:
         yield Finding(
@@ -262,16 +261,11 @@ def _unknown_classes(entries: Sequence[Entry], settings: Settings) -> Iterator[F
             "Give them one of these labels, or leave them out.",
             "red" if are_too_many(strange, total, settings.max_quarantined) else "amber",
         )
-
-
-def _unknown_tasks(entries: Sequence[Entry], settings: Settings) -> Iterator[Finding]:
-    """Yield a finding for images without a task, if the manifest must name the tasks."""
-    last, total = settings.tasks, len(entries)
-    unknown = sum(not 1 <= entry.task <= last for entry in entries)
-    if unknown and last > 1 and settings.task_cut == "given":
+    untimely = sum(not 1 <= entry.task <= last for entry in entries)
+    if untimely and last > 1 and settings.task_cut == "given":
         yield Finding(
             "unknown-tasks",
-            f"{unknown} of {total} images have no task from 1 to {last} (task-cut).",
+            f"{untimely} of {total} images have no task from 1 to {last} (task-cut).",
             "Write the number of the task into the column 'task' of the manifest.",
         )
 
