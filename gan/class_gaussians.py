@@ -24,8 +24,6 @@ class ClassGaussians:
     """The distributions of features [N, d, 1, 1] of classes int64 [N], N > 0.
 
     Args:
-        features: Features of the classes.
-        labels: Their classes.
         spread: Features and classes that give the variances; None = the same.
         streams: The random numbers of each class, whatever the seed; None = the seed gives them.
 

@@ -20,8 +20,6 @@ class Linear(nn.Module):
     Weights start as unit Gaussians and are scaled in use: Adam moves all at the same speed.
 
     Args:
-        inputs: Size of the input.
-        outputs: Size of the output.
         gain: Standard deviation of the output, for inputs of unit variance.
         bias: Initial output for inputs of 0.
         speed: Factor on the learning rate; StyleGAN's mapping network has 0.01.

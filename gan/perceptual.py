@@ -48,7 +48,6 @@ class PairwiseLPIPS(nn.Module):
     small for the network; here they are enlarged bilinearly by the smallest sufficient factor.
 
     Args:
-        net: The network whose features are compared.
         weights: A file with the state dict of torchvision's network; "untrained" for random
             weights; None for torchvision's ImageNet weights, from torch's cache or its server. If
             neither has them the network is untrained, with a warning.

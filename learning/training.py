@@ -128,18 +128,14 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
 
 
 def batches(order: Tensor, size: int, fewest: int = 2, counted: int | None = None) -> list[Tensor]:
-    """The images [n], cut into batches of `size`.
+    """The numbers of images [n], cut into batches of `size`, which is `fewest` or more.
 
     BatchNorm cannot train on one image, and a manipulated model can learn from one step alone. So a
     last batch of fewer than `fewest` images joins the batch before, and a batch with repeats has
     further images until `fewest` are different.
 
-    Args:
-        order: Numbers of the images.
-        size: Images of a batch.
-        fewest: Fewest different images of a batch, at most `size`.
-        counted: Only images with a number below it count for `fewest`; None: all count. The others
-            fill the batches. The last of them are left out if there are too many.
+    If `counted` is given, only images with a number below it count for `fewest`. The others fill
+    the batches; the last of them are left out if there are too many.
     """
     if counted is not None:
         own, others = order[order < counted], order[order >= counted]

@@ -142,9 +142,8 @@ def known_images(
 ) -> tuple[Indices, Indices]:
     """What a hospital splits; arguments as for `open_data`, `own` as for `split`.
 
-    Returns:
-        The labels [N] as indices into `classes`, -1 for other classes; and the images among `own`
-        that take part.
+    These are the labels [N] as indices into `classes`, -1 for other classes; and the images among
+    `own` that take part.
     """
     taking = _labels(pool, taking_part or pool.classes) >= 0
     labels = _labels(pool, classes or pool.classes)

@@ -36,15 +36,10 @@ def split(
     """Return the indices of a hospital's training images, and of its test images.
 
     With a `validation-fraction`, or with folds, the hospital's test images are left out. The
-    hospital then tests on some of the others.
+    hospital then tests on some of the others. Of `test-per-class` the first value counts.
 
-    Args:
-        pool: The data set.
-        labels: Labels of all images of the data set, [N].
-        own: Indices of the hospital's images.
-        settings: Settings of the split. Of `test-per-class` the first value counts.
-        hospital: Index of the hospital, from 0.
-        secret: Secret of a real hospital; empty in a simulation.
+    `labels` [N] are those of all images of the data set, and `own` the indices of the hospital's
+    images. `hospital` is its index, from 0. In a simulation there is no secret.
 
     Raises:
         SettingsError: The run wants other folds than those of a real hospital.
@@ -159,20 +154,13 @@ def choose_test(
     balanced: bool = False,
     per_class: int = 0,
 ) -> NDArray[np.bool_]:
-    """Draw `test_fraction` of the images of each class, but never its last image.
+    """Draw `test_fraction` of the images of each class, but never its last image: True [n].
 
-    Args:
-        labels: Labels of the hospital's images, [n].
-        test_fraction: Share of test images, between 0 and 1.
-        shuffle: Random order, which decides the images.
-        groups: Group of each image, [n], for example its patient. All images of a group are drawn,
-            or none; the shares of classes are then approximate. None = every image is on its own.
-        balanced: Whether to draw the same number from each class (with groups: approximately), and
-            at most half of the rarest class.
-        per_class: Number to draw from each class instead (with groups: approximately); 0 = unused.
+    With `balanced`, the same number is drawn from each class, and at most half of the rarest class.
+    With `per_class` above 0, this number is drawn from each class.
 
-    Returns:
-        True [n] for the images to test on.
+    The images have labels [n] and perhaps groups [n], for example their patients. All images of a
+    group are drawn, or none; the numbers of each class are then approximate.
 
     Raises:
         DataError: A class has no more images than `per_class`.

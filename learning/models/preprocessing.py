@@ -46,14 +46,10 @@ def pixels_of(settings: Settings, model: str) -> str:
 
 
 def preprocessing(model: str, source: str) -> Preprocessing | None:
-    """The images that the weights of a setting `pretrained` were trained on.
+    """The images that the weights of a setting `pretrained` (`source`) were trained on.
 
-    The state dict in a file is taken for the published weights of its network.
-
-    `source` is the setting `pretrained`; empty = random weights.
-
-    Returns:
-        The preprocessing; None for random weights, and for networks without published weights.
+    They are unknown (None) for random weights, and for networks without published weights. The
+    state dict in a file is taken for the published weights of its network.
 
     Raises:
         ModelError: The network's library has no such network, or weights of another scale; or an

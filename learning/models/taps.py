@@ -48,10 +48,8 @@ def tap(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run a network once on images [N, C, H, W], and read the features at its points.
 
+    The results are the logits [N, K], and the old features at each point, [N, C_l, H_l, W_l].
     `replace` gives the new features at a point, from its number (from 0) and the old ones.
-
-    Returns:
-        The logits [N, K], and the old features at each point, [N, C_l, H_l, W_l].
 
     Raises:
         ModelError: The network has no such points.
