@@ -33,10 +33,15 @@ from strategies.protocol.parcel import (
     Manifest,
     check_arrays,
     hash_arrays,
-    layout_of,
     restore_encoder,
 )
-from strategies.protocol.records import ParcelError, find_record, size_of
+from strategies.protocol.records import (
+    ParcelError,
+    array_records,
+    find_record,
+    layout_of,
+    size_of,
+)
 from strategies.protocol.sums import check_sums
 
 
@@ -79,7 +84,7 @@ def unpack(
         if (state := find_record(opened, "optimizer", ArrayRecord)) is not None:
             if hospital.settings.train.optimizer_state == "fresh":
                 raise ParcelError("An optimizer state came, and 'train.optimizer-state' is fresh.")
-            check_optimizer(state, layout_of(opened))
+            check_optimizer(state, layout_of(array_records(opened)["model"]))
             beside["optimizer"] = unpack_arrays(state, hospital.device)
         return network, label, beside
 

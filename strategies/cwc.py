@@ -22,8 +22,8 @@ The hospital's half: learning/learners/cwc.py.
 from flwr.app import ArrayRecord
 
 from strategies.cwt_serial import CWTSerial
-from strategies.protocol.parcel import Layout, is_sealed
-from strategies.protocol.records import ParcelError
+from strategies.protocol.parcel import is_sealed
+from strategies.protocol.records import Layout, ParcelError, layout_of
 
 
 class CWC(CWTSerial):
@@ -42,9 +42,7 @@ class CWC(CWTSerial):
         if is_sealed(memory):
             return
         least = {name for name in layout if name.endswith((".weight", ".bias"))}
-        fits = least <= {*memory} <= {*layout} and all(
-            (array.dtype, tuple(array.shape)) == ("float32", layout[name][1])
-            for name, array in memory.items()
-        )
+        wanted = {name: ("float32", shape) for name, (_, shape) in layout.items() if name in memory}
+        fits = least <= {*memory} and layout_of(memory) == wanted
         if not fits or any((array.numpy() < 0).any() for array in memory.values()):
             raise ParcelError("The memory is not a consolidation matrix of its model.")

@@ -33,7 +33,8 @@ from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import Count, declare
 from strategies.protocol.learners import WITH_MEMORY
-from strategies.protocol.parcel import layout_of, pack
+from strategies.protocol.parcel import pack
+from strategies.protocol.records import layout_of
 from strategies.protocol.settings import Settings, require, rng_for
 
 
@@ -185,5 +186,5 @@ def cast(array: NDArray[Any], dtype: str) -> Array:
 
 def _network_of(state: State, model: Model) -> tuple[object, ...]:
     """The declared network of a model, and the layout of the arrays that came."""
-    layout = layout_of(state.shelf.get(model.parcel))
+    layout = layout_of(state.shelf.arrays(model.parcel))
     return state.shelf.label(model.parcel).architecture, *sorted(layout.items())

@@ -45,7 +45,7 @@ from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg, trained_copies
 from strategies.fedspace import FedSpace
 from strategies.protocol.declared import Share, condition, declare
-from strategies.protocol.parcel import Layout
+from strategies.protocol.records import Layout
 from strategies.protocol.settings import Settings, SettingsError, require, rng_for
 from strategies.protocol.text import amount
 from strategies.rwt import RWT

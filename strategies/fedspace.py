@@ -32,9 +32,9 @@ from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg, cast
 from strategies.protocol.declared import ShareAboveZero, declare
-from strategies.protocol.parcel import Layout, pack
+from strategies.protocol.parcel import pack
 from strategies.protocol.prototypes import check_prototypes
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import Layout, ParcelError
 from strategies.protocol.settings import Settings
 from strategies.protocol.soundness import LARGEST
 

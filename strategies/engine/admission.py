@@ -15,17 +15,22 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.optimizer import check_optimizer
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
-    Layout,
     Manifest,
     check_parcel,
     check_same_layout,
     check_sealed,
-    layout_of,
     parcel_in,
     restore_encoder,
     unbundle,
 )
-from strategies.protocol.records import ParcelError, UselessError, find_record
+from strategies.protocol.records import (
+    Layout,
+    ParcelError,
+    UselessError,
+    array_records,
+    find_record,
+    layout_of,
+)
 from strategies.protocol.soundness import flaw_of
 from strategies.protocol.sums import HOME, check_sums
 
@@ -89,7 +94,7 @@ def admit_trained(
             without a request; or the method cannot read the memory.
         UselessError: A model that is not sealed is useless.
     """
-    sent, layout = Manifest.read(came_from), layout_of(came_from)
+    sent, layout = Manifest.read(came_from), layout_of(array_records(came_from)["model"])
     expected = sent.advance(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     found = {**unbundle(content), "visit": parcel_in(content)}
@@ -102,7 +107,7 @@ def admit_trained(
         wanted = replace(expected, epochs=copies.get(name, order.epochs))
         if replace(label, hashes=[]) != replace(wanted, hashes=[]):
             raise ParcelError("The label of the model is not that of the visit that was ordered.")
-        check_same_layout(layout_of(parcel), layout)
+        check_same_layout(layout_of(array_records(parcel)["model"]), layout)
         if embeddings := find_record(parcel, "embeddings", ArrayRecord):
             if not order.embeddings:
                 raise ParcelError("There are embeddings that the order did not ask for.")

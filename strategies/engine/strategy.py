@@ -12,7 +12,7 @@ from strategies.engine.presence import ACTIVE, plan_table
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
-from strategies.protocol.parcel import Layout
+from strategies.protocol.records import Layout
 from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.protocol.streams import arrived_tasks, task_at
 

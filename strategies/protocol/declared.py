@@ -103,8 +103,30 @@ def read(
         value, which names the key, the value and the allowed values. A sentence about several keys
         has the key "".
     """
+    keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
+    tables: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    return _read(values, table, prefix, problems), problems
+    for field in fields(table):
+        if isinstance(field.type, type) and is_dataclass(field.type):
+            tables[field.name], wrong = read(values, field.type, f"{keys[field.name]}.")
+            problems |= wrong | problems  # the first sentence about several keys stays
+    given = {name: values[key] for name, key in keys.items() if key in values} | tables
+    try:
+        return table(**given), problems
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            if not each["loc"]:  # from __post_init__
+                problems.setdefault("", str(each["ctx"]["error"]))
+                continue
+            name = str(each["loc"][0])
+            key = keys[name]
+            if each["type"] == "missing":
+                text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
+                problems.setdefault(key, text)
+            elif name not in tables:  # these report problems of their own
+                allowed = _allowed_values(each, table.__pydantic_fields__[name])
+                problems.setdefault(key, refusal(key, given[name], allowed))
+    return None, problems
 
 
 def keys_of(table: type[Any], prefix: str = "") -> Iterator[str]:
@@ -138,35 +160,6 @@ def excerpt(value: Any) -> str:
     except ValueError:  # Python refuses to write more than some thousand digits
         return "a number without end"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def _read(
-    values: Mapping[str, Any], table: type[Any], prefix: str, problems: dict[str, str]
-) -> Any:
-    """The table; None if a value is wrong, with a sentence in `problems`."""
-    keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
-    tables = {
-        field.name: _read(values, field.type, f"{keys[field.name]}.", problems)
-        for field in fields(table)
-        if isinstance(field.type, type) and is_dataclass(field.type)
-    }
-    given = {name: values[key] for name, key in keys.items() if key in values} | tables
-    try:
-        return table(**given)
-    except ValidationError as error:
-        for each in error.errors(include_url=False):
-            if not each["loc"]:  # from __post_init__
-                problems.setdefault("", str(each["ctx"]["error"]))
-                continue
-            name = str(each["loc"][0])
-            key = keys[name]
-            if each["type"] == "missing":
-                text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
-                problems.setdefault(key, text)
-            elif name not in tables:  # these report problems of their own
-                allowed = _allowed_values(each, table.__pydantic_fields__[name])
-                problems.setdefault(key, refusal(key, given[name], allowed))
-    return None
 
 
 def _allowed_values(error: Mapping[str, Any], field: FieldInfo) -> str:

@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from strategies.protocol.archive import values_of
-from strategies.protocol.parcel import HEAD, Layout, is_sealed
-from strategies.protocol.records import ParcelError, UselessError
+from strategies.protocol.parcel import HEAD, is_sealed
+from strategies.protocol.records import Layout, ParcelError, UselessError, layout_of
 from strategies.protocol.soundness import LARGEST
 
 PARTS = ("step", "exp_avg", "exp_avg_sq")
@@ -40,7 +40,7 @@ def check_optimizer(record: ArrayRecord, layout: Layout) -> None:
         if size > 4 * model + HEAD:
             raise ParcelError(f"The sealed optimizer state has {size} bytes, its model {model}.")
         return
-    found = {name: (array.dtype, tuple(array.shape)) for name, array in record.items()}
+    found = layout_of(record)
     wanted = {
         f"{name}.{part}": ("float32", layout[name][1] if part != "step" else ())
         for name in layout.keys() & {key.rpartition(".")[0] for key in found}

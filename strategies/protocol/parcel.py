@@ -34,6 +34,7 @@ from strategies.protocol.may_leave import PARCEL_RECORDS
 from strategies.protocol.names import is_array_name, is_name
 from strategies.protocol.order import Order
 from strategies.protocol.records import (
+    Layout,
     ParcelError,
     array_records,
     check_values,
@@ -47,8 +48,6 @@ FORMAT = 1
 HASHED = re.compile("(model|buffer|memory|embeddings|sums|optimizer)=[0-9a-f]{64}")
 MAX_ARCHITECTURE = 10_000  # characters
 HEAD = 2**20  # bytes: the heads of two sealed models differ by less
-
-Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -90,30 +89,27 @@ class Manifest:
                 f"The parcel has format {manifest.format}, this is format {FORMAT}: "
                 "run the same version of fedhandoff everywhere."
             )
-        check_values("manifest", manifest._right())
-        return manifest
-
-    def _right(self) -> dict[str, object]:
-        """For each field that can be wrong, whether its value is possible."""
-        places = {str(place) for place in range(1, len(self.visited) + 1)}
-        hashed = {name for name, _ in _pairs(self.hashes)}
-        return {
-            "lineage": is_name(self.lineage),
-            "architecture": len(self.architecture) <= MAX_ARCHITECTURE,
-            "round": self.round >= 0,
-            "hop": self.hop >= 0,
-            "epochs": self.epochs >= 0,
-            "visited": all(map(is_name, self.visited)),
+        places = {str(place) for place in range(1, len(manifest.visited) + 1)}
+        possible = {
+            "lineage": is_name(manifest.lineage),
+            "architecture": len(manifest.architecture) <= MAX_ARCHITECTURE,
+            "round": manifest.round >= 0,
+            "hop": manifest.hop >= 0,
+            "epochs": manifest.epochs >= 0,
+            "visited": all(map(is_name, manifest.visited)),
             "replayed": all(
-                place in places and is_name(name) for place, name in _pairs(self.replayed)
+                place in places and is_name(name) for place, name in _pairs(manifest.replayed)
             ),
             "not_own": all(
                 place in places and images in ("everyone", "public", "none")
-                for place, images in _pairs(self.not_own)
+                for place, images in _pairs(manifest.not_own)
             ),
-            "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
-            "hashes": len(hashed) == len(self.hashes) and all(map(HASHED.fullmatch, self.hashes)),
+            "parent": re.fullmatch("([0-9a-f]{64})?", manifest.parent),
+            "hashes": len(manifest.hash_of) == len(manifest.hashes)
+            and all(map(HASHED.fullmatch, manifest.hashes)),
         }
+        check_values("manifest", possible)
+        return manifest
 
     def advance(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
@@ -190,8 +186,8 @@ def check_parcel(parcel: RecordDict) -> Manifest:
     for name, record in parcel.items():
         if not isinstance(record, PARCEL_RECORDS.get(name, type(record))):
             raise ParcelError(f"The record '{name}' of a parcel has the wrong type.")
-    for record in array_records(parcel).values():
-        check_arrays(record)
+        if isinstance(record, ArrayRecord):
+            check_arrays(record)
     check_hashes(parcel, manifest)
     return manifest
 
@@ -239,12 +235,6 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
                     f"The record '{name}' is {found}: all hospitals need 'members' "
                     "in their node-config, or none."
                 )
-
-
-def layout_of(parcel: RecordDict) -> Layout:
-    """The dtype and shape of each array of a model; a sealed model is one array of bytes."""
-    model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
-    return {name: (array.dtype, tuple(array.shape)) for name, array in model.items()}
 
 
 def check_same_layout(layout: Layout, other: Layout) -> None:
@@ -316,6 +306,6 @@ def load(path: Path) -> RecordDict:
         manifest = ConfigRecord(from_json(texts["manifest.json"], dict[str, Any]))
     except (KeyError, TypeError, ValueError) as error:
         raise archive.ArchiveError(f"Not a parcel: its manifest is missing ({error}).") from error
-    return RecordDict(
-        {**{name: ArrayRecord(each) for name, each in records.items()}, "manifest": manifest}
-    )
+    parcel = RecordDict({name: ArrayRecord(each) for name, each in records.items()})
+    parcel["manifest"] = manifest
+    return parcel

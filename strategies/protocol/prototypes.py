@@ -7,7 +7,7 @@ prototype); `radius`, a scalar, the spread of features around the means of their
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, check_layout
 
 MOST = 1e9  # images of a class
 
@@ -15,16 +15,11 @@ MOST = 1e9  # images of a class
 def check_prototypes(record: ArrayRecord, classes: int, width: int) -> None:
     """Refuse a record, which has passed `check_arrays`, that is not prototypes.
 
-    There are K = `classes` of d = `width` features.
-
-    Raises:
-        ParcelError: The record is something else.
+    There are K = `classes` of d = `width` features. The error is a ParcelError.
     """
-    wanted = {"means": (classes, width), "counts": (classes,), "radius": ()}
-    found = {name: tuple(array.shape) for name, array in record.items()}
-    if found != wanted or {array.dtype for array in record.values()} != {"float32"}:
-        raise ParcelError(f"Prototypes must be float32 {wanted}; there are {found!s:.200}.")
-    means, counts, radius = (record[name].numpy() for name in wanted)
+    shapes = {"means": (classes, width), "counts": (classes,), "radius": ()}
+    check_layout("prototypes", record, {name: ("float32", each) for name, each in shapes.items()})
+    means, counts, radius = (record[name].numpy() for name in shapes)
     if not np.isfinite(means).all():
         raise ParcelError("Prototypes are not finite.")
     usable = ((counts >= 0) & (counts <= MOST)).all() and counts.any()

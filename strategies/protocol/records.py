@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.protocol.shapes import ShapeError, from_value
 
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 RecordT = TypeVar("RecordT")
 KindT = TypeVar("KindT", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -42,6 +43,21 @@ def size_of(arrays: Mapping[str, Array]) -> int:
 def count_bytes(content: RecordDict) -> int:
     """Bytes of the arrays of a message, nearly its whole size."""
     return sum(map(size_of, array_records(content).values()))
+
+
+def layout_of(arrays: Mapping[str, Array]) -> Layout:
+    """The dtype and shape of each array of a record; a sealed record is one array of bytes."""
+    return {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}
+
+
+def check_layout(kind: str, arrays: Mapping[str, Array], wanted: Layout) -> None:
+    """Refuse (ParcelError) a record of a kind whose arrays have other names, dtypes or shapes."""
+    if (found := layout_of(arrays)) != wanted:
+        there, right = (
+            ", ".join(f"{dtype} {shape} {name}" for name, (dtype, shape) in each.items())
+            for each in (found, wanted)
+        )
+        raise ParcelError(f"The {kind} must be {right}; there are {there:.200}.")
 
 
 def to_record(value: Any) -> ConfigRecord:

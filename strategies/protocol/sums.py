@@ -19,7 +19,7 @@ from strategies.protocol.declared import (
     condition,
     declare,
 )
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, check_layout
 from strategies.protocol.settings import require
 
 WIDEST = 4096  # features
@@ -52,19 +52,14 @@ class SumsSettings:
 
 
 def check_sums(record: ArrayRecord, classes: int) -> None:
-    """Refuse a record that is not sums of features of some classes.
-
-    The record has passed `check_arrays`. K is the number of classes.
+    """Refuse a record, which has passed `check_arrays`, that is not sums of K = `classes` classes.
 
     Raises:
         ParcelError: The record is something else.
     """
-    found = {name: tuple(array.shape) for name, array in record.items()}
-    width = found.get("firsts", (0, 0))[-1:]
-    d = width[0] if width else 0
-    wanted = {"counts": (classes,), "firsts": (classes, d), "seconds": (classes, d * (d + 1) // 2)}
-    if found != wanted or {array.dtype for array in record.values()} != {"int64"}:
-        raise ParcelError(f"Sums must be int64 {wanted}; there are {found!s:.200}.")
+    d = record["firsts"].shape[-1] if "firsts" in record and record["firsts"].shape else 0
+    shapes = {"counts": (classes,), "firsts": (classes, d), "seconds": (classes, d * (d + 1) // 2)}
+    check_layout("sums", record, {name: ("int64", each) for name, each in shapes.items()})
     if not 0 < d <= WIDEST:
         raise ParcelError(f"Sums have {d} features; they must have 1 to {WIDEST}.")
 

@@ -80,7 +80,7 @@ def test_the_hash_does_not_depend_on_the_order_of_the_arrays():
     [{"w": [1.0]}, {"w": np.zeros(2, "f4")}, {"v": [1.0, 2.0]}, {"w": [1.0, 2.0], "n": 1, "x": 1}],
 )
 def test_another_layout_is_refused(other):
-    layouts = [parcel.layout_of(each) for each in (RecordDict({"model": arrays(**other)}), good())]
+    layouts = [records.layout_of(each) for each in (arrays(**other), good()["model"])]
     with pytest.raises(ParcelError, match="other arrays than it left with"):
         parcel.check_same_layout(*layouts)
 
