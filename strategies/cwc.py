@@ -32,12 +32,9 @@ class CWC(CWTSerial):
     learner = "cwc"
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
-        """Refuse a memory that is no C of its model; of a sealed one nothing is known.
+        """Refuse (ParcelError) a memory that is no C of its model; a sealed one passes.
 
         The server does not know which arrays are parameters; weights and biases are.
-
-        Raises:
-            ParcelError: The memory is something else.
         """
         if is_sealed(memory):
             return

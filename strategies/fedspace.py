@@ -60,11 +60,7 @@ class FedSpace(FedAvg):
         self.own = settings.section("fedspace", FedSpaceSettings)
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
-        """Refuse a memory that is not the prototypes of its model.
-
-        Raises:
-            ParcelError: The memory is something else, or the model has no matrix 'head.weight'.
-        """
+        """Refuse (ParcelError) a memory that is not the prototypes of its model."""
         _, shape = layout.get("head.weight", ("", ()))
         if len(shape) != 2:
             raise ParcelError("There are prototypes beside a model without a matrix 'head.weight'.")

@@ -42,9 +42,10 @@ from flwr.common import log
 
 from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
-from strategies.engine.visit import Images, Visit
+from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg, build_global
 from strategies.protocol.declared import Passes, bounds, declare, pattern
+from strategies.protocol.order import Images
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.protocol.text import amount

@@ -544,7 +544,10 @@ def test_models_in_half_precision_take_half_the_bytes_and_do_as_well(strategy, t
 
 
 def test_methods_that_average_refuse_half_precision(tmp_path):
-    with pytest.raises(SettingsError, match="'wire-dtype' is 'float16', in which 'fedavg'"):
+    with pytest.raises(
+        SettingsError,
+        match="'wire-dtype' is 'float16'; it must be float32",
+    ):
         federate(tmp_path, "fedavg", wire_dtype="float16")
 
 

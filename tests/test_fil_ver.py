@@ -276,7 +276,7 @@ def test_settings_that_do_not_fit(tmp_path):
     assert "'filver.server-steps' is -1" in refusal(filver__server_steps=-1)
     assert "'filver.pretrain-epochs' is 0" in refusal(filver__pretrain_epochs=0)
     strategy = strategy_of(settings(strategy="fil-ver", model="vee"))
-    with pytest.raises(SettingsError, match="the server must read the models"):
+    with pytest.raises(SettingsError, match="'sealed' is true; it must be false"):
         strategy.check(sealed=True)
     with pytest.raises(SettingsError, match="'learner' is 'rehearsal'; it must be empty"):
         strategy_of(settings(strategy="feder", learner="rehearsal"))

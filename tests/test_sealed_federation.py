@@ -272,5 +272,5 @@ def test_a_hospital_s_own_node_config_decides(sealed, members, reason, tmp_path)
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedbn"])
 def test_methods_that_average_refuse_sealed_models(strategy, tmp_path):
-    with pytest.raises(SettingsError, match=f"for '{strategy}' the server must read"):
+    with pytest.raises(SettingsError, match=f"'sealed' is true.* strategy '{strategy}' averages"):
         federate(tmp_path, strategy, model="cnn")

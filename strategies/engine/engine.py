@@ -263,7 +263,7 @@ class Engine:
                     enrol(self.run, self.exchange.joining_later)
                     self._require([hospital])
                 elif delivery.failure is None:
-                    self.run.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
+                    self.run.record(Event.from_delivery(delivery, hospital))
                     self.strategy.take_back(self.state, hospital)
 
     def _pay(self, hospital: str) -> None:
@@ -358,7 +358,7 @@ class Engine:
         self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             if away and hospital in state.resting:  # a replay needs it; `Run.tell` left it out
-                run.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
+                run.record(Event.from_delivery(delivery, hospital))
             self.strategy.take_back(state, hospital)
 
 

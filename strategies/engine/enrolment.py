@@ -52,7 +52,15 @@ def enrol_first(run: Run, later: Collection[str] = ()) -> None:
         failed = enrol(run, later)
         if _are_enough(run) or all(each.failure is not Failure.GONE for each in failed):
             break
-    _check_ready(run, failed)
+    reasons = " ".join(dict.fromkeys(delivery.reason for delivery in failed))
+    for delivery in failed:
+        if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
+            raise SettingsError(delivery.reason)
+    if not _are_enough(run):
+        ready, wanted = run.state.ready, run.settings.min_hospitals
+        raise RunError(f"Hospitals that are ready: {ready} of {wanted} (min-hospitals). {reasons}")
+    if run.strategy.buffer_size and not run.state.buffers:
+        raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
 
 def enrol(run: Run, later: Collection[str] = ()) -> Failed:
@@ -99,10 +107,7 @@ def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
 
 
 def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, int], Failed]:
-    """Process the cards of hospitals.
-
-    Returns:
-        The nodes of the hospitals that must prepare, by name, and the failed deliveries of others.
+    """The hospitals that must prepare, with their nodes, and the failed deliveries of others.
 
     Raises:
         RunError: There are fewer than two classes, or two shapes of images are equally frequent.
@@ -124,19 +129,6 @@ def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     if coming:
         log(INFO, "Models are prepared at %s", amount(len(coming), "hospital"))
     return coming, failed
-
-
-def _check_ready(run: Run, failed: Failed) -> None:
-    """Check that enough hospitals are ready."""
-    reasons = " ".join(dict.fromkeys(delivery.reason for delivery in failed))
-    for delivery in failed:
-        if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
-            raise SettingsError(delivery.reason)
-    if not _are_enough(run):
-        ready, wanted = run.state.ready, run.settings.min_hospitals
-        raise RunError(f"Hospitals that are ready: {ready} of {wanted} (min-hospitals). {reasons}")
-    if run.strategy.buffer_size and not run.state.buffers:
-        raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
 
 def _are_enough(run: Run) -> bool:
@@ -208,34 +200,27 @@ def _registered_names(run: Run) -> dict[int, str]:
 def _judge(
     run: Run, answers: Sequence[Delivery[Order]]
 ) -> tuple[dict[str, tuple[int, _Card]], Failed]:
-    """Check the cards of hospitals.
-
-    Returns:
-        The node and the card of each hospital that may take part, by name, and the failed
-        deliveries of others.
-    """
+    """The node and card of each hospital that may take part, and others' failed deliveries."""
     state, registered = run.state, _registered_names(run)
     came = {each.letter.node: _card(each) for each in answers if each.failure is None}
-    refused = _impostors(run, came, registered)
-    known = {card.hospital: card for node, card in came.items() if node not in refused}
+    impostors = _impostors(run, came, registered)
+    honest = {node: card for node, card in came.items() if node not in impostors}
     if not state.classes:  # later a hospital changes nothing for the others
-        shapes = {name: card.shape for name, card in known.items() if card.shape}
-        hashes = {name: card.frozen for name, card in known.items()}
+        shapes = {card.hospital: card.shape for card in honest.values() if card.shape}
+        hashes = {card.hospital: card.frozen for card in honest.values()}
         state.shape = _most_frequent(shapes, _shapes_differ) or []
         state.frozen = _most_frequent(hashes, _weights_differ) or ""
+    reasons = impostors | {node: _misfit(run, card) for node, card in honest.items()}
     cards: dict[str, tuple[int, _Card]] = {}
     failed = []
     for delivery in answers:
         node = delivery.letter.node
         # A hospital that failed, or has a wrong card, may be registered under a name.
-        hospital = registered.get(node) or f"node {node}"
-        if node in refused:
-            delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
-        elif node in came:
-            hospital = came[node].hospital
-            if reason := _misfit(run, came[node]):
-                delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
-        run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
+        hospital = honest[node].hospital if node in honest else registered.get(node)
+        hospital = hospital or f"node {node}"
+        if reason := reasons.get(node):
+            delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
+        run.tell(Event.from_delivery(delivery, hospital))
         if delivery.failure is not None:
             failed.append(delivery)
             if delivery.failure is Failure.POLICY:
@@ -318,7 +303,7 @@ def take_first(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str,
     delivery, parcel = admit(delivery, admit_first, order, state.outputs)
     card = find_record(delivery.content, "card", ConfigRecord) or ConfigRecord()
     facts = {key: value for key, value in card.items() if key in FACTS}
-    run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
+    run.tell(Event.from_delivery(delivery, hospital, lineage=hospital, facts=facts))
     if parcel is None:
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:

@@ -76,9 +76,11 @@ class Event:
 
     @classmethod
     def from_delivery(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
-        """The event of a delivery; `place` has the round, the hop and other known attributes."""
+        """The event of a delivery; `place` has other known attributes, without them round 0."""
         return cls(
             **{
+                "round": 0,
+                "hop": 0,
                 "verb": delivery.letter.verb,
                 "hospital": hospital,
                 "outcome": delivery.failure.outcome if delivery.failure else "ok",

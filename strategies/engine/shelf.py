@@ -11,7 +11,6 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import ArrayRecord, RecordDict
@@ -21,18 +20,6 @@ from strategies.protocol.parcel import Manifest, check_hashes, load, save
 from strategies.protocol.records import array_records, count_bytes, find_record, size_of
 
 IN_MEMORY = 512 * 1024**2  # bytes of arrays; FedAvg reads all copies of a round again
-
-
-@dataclass(frozen=True)
-class _Note:
-    """Facts about a parcel, so that it need not be read again."""
-
-    label: Manifest
-    model_bytes: int
-
-    @classmethod
-    def describe(cls, parcel: RecordDict, label: Manifest) -> "_Note":
-        return cls(label, size_of(find_record(parcel, "model", ArrayRecord) or {}))
 
 
 class Shelf:
@@ -49,26 +36,22 @@ class Shelf:
         folder.mkdir(parents=True, exist_ok=True)
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0
-        self._notes: dict[str, _Note] = {}
+        self._notes: dict[str, tuple[Manifest, int]] = {}  # labels, and bytes of models
         self._unwritten: set[str] = set()  # parcels that are only in memory
 
     def put(self, parcel: RecordDict) -> str:
         """Keep an admitted parcel; the parcel's name."""
-        label = Manifest.read(parcel)
+        label, size = _describe(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
         name = f"{label.lineage[:60]}-{hashlib.sha256(content).hexdigest()}"
-        self._notes[name] = _Note.describe(parcel, label)
+        self._notes[name] = label, size
         self._unwritten.add(name)
         self._remember(name, parcel)
         return name
 
     def write(self, names: Iterable[str]) -> None:
-        """Write parcels to the disk, except those that are there.
-
-        Raises:
-            OSError: A file cannot be written.
-        """
+        """Write parcels to the disk, except those that are there."""
         for name in self._unwritten.intersection(names):
             path = self.path(name)
             if not path.exists():
@@ -89,11 +72,11 @@ class Shelf:
 
     def label(self, name: str) -> Manifest:
         """The label of a parcel, without a look at the disk."""
-        return self._notes[name].label
+        return self._notes[name][0]
 
     def model_bytes(self, name: str) -> int:
         """The bytes of a parcel's model, without a look at the disk."""
-        return self._notes[name].model_bytes
+        return self._notes[name][1]
 
     def check(self, names: Iterable[str]) -> None:
         """Check that parcels exist and are whole, for instance after a kill.
@@ -105,9 +88,9 @@ class Shelf:
         """
         for name in names:
             parcel = load(self.path(name))
-            label = Manifest.read(parcel)
+            label, size = _describe(parcel)
             check_hashes(parcel, label)
-            self._notes[name] = _Note.describe(parcel, label)
+            self._notes[name] = label, size
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Delete all parcels but these, and the drafts that a kill has left."""
@@ -144,3 +127,8 @@ class Shelf:
             oldest = next(iter(self._newest))
             self.write([oldest])
             self._bytes -= count_bytes(self._newest.pop(oldest))
+
+
+def _describe(parcel: RecordDict) -> tuple[Manifest, int]:
+    """The label of a parcel, and the bytes of its model."""
+    return Manifest.read(parcel), size_of(find_record(parcel, "model", ArrayRecord) or {})

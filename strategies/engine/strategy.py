@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord
 from strategies.engine.presence import ACTIVE, plan_table
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
-from strategies.engine.visit import Images, Visit
+from strategies.engine.visit import Visit
+from strategies.protocol.order import Images
 from strategies.protocol.records import Layout
-from strategies.protocol.settings import Settings, SettingsError, require
+from strategies.protocol.settings import Settings, require
 from strategies.protocol.streams import arrived_tasks, task_at
 
 
@@ -32,9 +33,7 @@ class Strategy(ABC):
     learner = "plain"  # the local objective of its visits (learning.learners.LEARNERS)
     images: Images = "own"  # the images that its visits train on
     reads_models = False  # whether the server opens the models; then they cannot be sealed
-    # Whether each hospital's first model has initial weights of its own; else all start from the
-    # same weights
-    own_start = False
+    own_start = False  # whether each hospital's first model has initial weights of its own
     # Whether a hospital's model has layers that never leave: then no other hospital tests it
     keeps_layers = False
     # Whether each hospital trains its own model in round 1, and models are handed on from round 2
@@ -46,8 +45,7 @@ class Strategy(ABC):
     buffer_size = 0  # synthetic images that each hospital renders before the first hop
     # Whether a frozen encoder travels to each hospital once, apart from the models
     has_encoder = False
-    # Whether a hospital is excluded if its buffer may not leave; else it takes part without one
-    needs_own_buffer = False
+    needs_own_buffer = False  # whether a hospital takes no part if its buffer may not leave
     # The reason why no optimizer's state travels with its models, for an error; empty if it can
     needs_fresh_optimizer = ""
     enrols_by_plan = False  # whether hospitals may join and leave by the plan `enrolment`
@@ -59,19 +57,19 @@ class Strategy(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        here = f"with strategy '{settings.strategy}'"
         if settings.learner:
-            allowed = f"empty with strategy '{settings.strategy}', which has a learner of its own"
+            allowed = f"empty {here}, which has a learner of its own"
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
         state, reason = settings.train.optimizer_state, self.needs_fresh_optimizer
-        allowed = f"fresh with strategy '{settings.strategy}', {reason}"
-        require(state == "fresh" or not reason, "train.optimizer-state", state, allowed)
-        fits = not settings.enrolment or self.enrols_by_plan
-        allowed = f"empty with strategy '{settings.strategy}', which has all hospitals in all tasks"
-        require(fits, "enrolment", settings.enrolment, allowed)
-        fits = not (settings.enrolment and settings.own_streams)
-        allowed = "empty with a task-order or task-spread that gives hospitals their own tasks"
-        require(fits, "enrolment", settings.enrolment, allowed)
+        fits = state == "fresh" or not reason
+        require(fits, "train.optimizer-state", state, f"fresh {here}, {reason}")
+        if plan := settings.enrolment:
+            allowed = f"empty {here}, which has all hospitals in all tasks"
+            require(self.enrols_by_plan, "enrolment", plan, allowed)
+            allowed = "empty with a task-order or task-spread that gives hospitals their own tasks"
+            require(not settings.own_streams, "enrolment", plan, allowed)
 
     @property
     def cross(self) -> bool | str:
@@ -87,16 +85,11 @@ class Strategy(ABC):
         """
         settings = self.settings
         plan_table(settings, [])  # here, since hospitals must not open the server's file
-        if sealed and self.reads_models:
-            raise SettingsError(
-                f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
-                "the models: set it to false if all hospitals agree."
-            )
-        if settings.wire_dtype == "float16" and self.reads_models:
-            raise SettingsError(
-                f"The setting 'wire-dtype' is 'float16', in which '{settings.strategy}' would "
-                "average models: set it to float32."
-            )
+        if self.reads_models:
+            reason = f"since strategy '{settings.strategy}' averages models at the server"
+            require(not sealed, "sealed", sealed, f"false (all hospitals must agree), {reason}")
+            dtype = settings.wire_dtype
+            require(dtype == "float32", "wire-dtype", dtype, f"float32, {reason}")
 
     def task_at(self, server_round: int, hospital: str = "") -> int:
         """The task whose images are at a hospital in a round (strategies/protocol/streams.py)."""
@@ -149,7 +142,7 @@ class Strategy(ABC):
         """Do the server's part after the last hop of a round; most methods have none."""
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:  # noqa: B027 - as above
-        """Refuse (ParcelError) a memory that the server cannot read; by default none."""
+        """Refuse (ParcelError) a memory that the server cannot read."""
 
     def holders(self, state: State) -> Mapping[str, str]:
         """The model that each hospital uses after the round: the one that it receives next."""

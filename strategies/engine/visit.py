@@ -1,9 +1,8 @@
 """The visit: one training of one model at one hospital, the atom of every method."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Images = Literal["own", "everyone", "public", "none"]
+from strategies.protocol.order import Images
 
 
 @dataclass(frozen=True)
@@ -17,13 +16,9 @@ class Visit:
     verb: str = "train"  # the message type
     leg: int = 1  # number of this training among those of the model in one round, from 1
     replay: tuple[str, ...] = ()  # the hospitals whose buffers are trained on beside the images
-    # The images to train on: the hospital's own, those of all hospitals (in a simulation), those of
-    # a public archive, or none
-    images: Images = "own"
-    # The kind of embeddings of its images that the hospital sends; empty = none
-    embeddings: str = ""
-    # Whether the hospital tests the model right after training it, in evaluated rounds
-    test: bool = False
+    images: Images = "own"  # the images to train on
+    embeddings: str = ""  # the kind of embeddings that the hospital sends; empty = none
+    test: bool = False  # whether the hospital tests the trained model, in evaluated rounds
     # Number of this visit in its lineage, from 1, if the method does not wait; it then replaces the
     # hop. 0 = the present hop.
     number: int = 0

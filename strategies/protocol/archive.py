@@ -120,12 +120,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuse a ZIP archive that would take far more memory than its size; other files pass.
-
-    Raises:
-        ArchiveError: It would, or it is damaged.
-        OSError: The file cannot be read.
-    """
+    """Refuse (ArchiveError) a ZIP archive that is damaged, or unpacks to far more than its size."""
     if zipfile.is_zipfile(path):
         with open_checked(path, MOST) as file, _open_zip(file) as archive:
             _check_unpacked(archive)
@@ -156,11 +151,7 @@ def _check_header(file: IO[bytes], size: int) -> None:
 
 
 def array_of(content: bytes) -> Array:
-    """The array of a .npy file. Only its header is read.
-
-    Raises:
-        ArchiveError: The content is no array of numbers as `numpy.save` writes it.
-    """
+    """The array of a .npy file, of which only the header is read (`form_of`)."""
     dtype, shape = form_of(content)
     return Array(dtype, shape, "numpy.ndarray", content)
 

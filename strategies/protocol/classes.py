@@ -60,11 +60,7 @@ def _common_spelling(name: str) -> str:
 
 
 def outputs(classes: Sequence[str], settings: Settings) -> list[str]:
-    """The names of a network's outputs: all classes, unless tasks leave some out or share them.
-
-    Raises:
-        SettingsError: The classes cannot be divided into these tasks.
-    """
+    """The names of a network's outputs: all classes, unless tasks leave some out or share them."""
     if settings.tasks == 1 or settings.task_cut not in BY_CLASSES:
         return list(classes)
     size = classes_of_a_task(len(classes), settings)

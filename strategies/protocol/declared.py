@@ -74,6 +74,11 @@ def bounds(least: float, most: float) -> Any:
     return Field(ge=least, le=most)
 
 
+def zero_or(least: float, most: float) -> AfterValidator:
+    """An annotation of numbers that are 0, or from `least` to `most`."""
+    return condition(lambda n: n == 0 or least <= n <= most, f"0, or {least} to {most}")
+
+
 Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 Count = Annotated[int, bounds(0, MOST)]
 OneOrMore = Annotated[int, bounds(1, MOST)]
@@ -103,10 +108,11 @@ def read(
         value, which names the key, the value and the allowed values. A sentence about several keys
         has the key "".
     """
-    keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
+    kind: Any = table
+    keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(kind)}
     tables: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    for field in fields(table):
+    for field in fields(kind):
         if isinstance(field.type, type) and is_dataclass(field.type):
             tables[field.name], wrong = read(values, field.type, f"{keys[field.name]}.")
             problems |= wrong | problems  # the first sentence about several keys stays
@@ -124,7 +130,7 @@ def read(
                 text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
                 problems.setdefault(key, text)
             elif name not in tables:  # these report problems of their own
-                allowed = _allowed_values(each, table.__pydantic_fields__[name])
+                allowed = _allowed_values(each, kind.__pydantic_fields__[name])
                 problems.setdefault(key, refusal(key, given[name], allowed))
     return None, problems
 

@@ -16,11 +16,7 @@ MOST = 200_000  # in one record
 
 
 def check_embeddings(record: ArrayRecord, kind: str, classes: int) -> None:
-    """Refuse a record, which has passed `check_arrays`, that is not embeddings of a kind.
-
-    Raises:
-        ParcelError: The record is something else.
-    """
+    """Refuse (ParcelError) a record that is not embeddings; it has passed `check_arrays`."""
     count = record["labels"].shape[0] if "labels" in record and record["labels"].shape else 0
     values = ("float32", (count, PARTS[kind], LENGTH))
     check_layout("embeddings", record, {"values": values, "labels": ("int64", (count,))})

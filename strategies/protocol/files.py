@@ -13,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -61,16 +62,8 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file, which is created with its mode.
-
-    Raises:
-        FileExistsError: There is such a file.
-    """
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
-
-    with open(path, "xb", buffering=0, opener=opener) as file:
+    """Write a new file, which is created with its mode; a FileExistsError if there is one."""
+    with open(path, "xb", buffering=0, opener=partial(os.open, mode=mode)) as file:
         try:
             if file.write(content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -98,11 +91,7 @@ class FileError(ValueError):
 
 
 def expand(path: Path | str) -> Path:
-    """A path that people write, with a home folder for its `~`.
-
-    Raises:
-        FileError: The machine knows no such home.
-    """
+    """A path that people write, with a home folder for its `~`; a FileError if it is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -145,11 +134,7 @@ def lock_once(file: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has locked a file or folder; False on a file system without locks.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Whether a process has locked a file or folder; False on a file system without locks."""
     descriptor = open_at_once(str(path), os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -183,22 +168,13 @@ def reason_of(error: Exception) -> str:
 
 
 def read_bytes(path: Path, most: int = MOST) -> bytes:
-    """The content of a file.
-
-    Raises:
-        OSError: It cannot be read, is a pipe or a device, or has more than `most` bytes.
-    """
+    """The content of a file, with the errors of `open_checked`."""
     with open_checked(path, most) as file:
         return file.read()
 
 
 def read_text(path: Path, most: int = MOST) -> str:
-    """The text of a file that a program wrote.
-
-    Raises:
-        OSError: See `read_bytes`.
-        FileError: It is no text in UTF-8.
-    """
+    """The text of a file that a program wrote; a FileError if it is not in UTF-8."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -210,11 +186,8 @@ def read_json(
 ) -> ShapeT:
     """The value of a JSON file that a program wrote, in the shape of a type (shapes.py).
 
-    The file may have `times` as many bytes and values as others.
-
-    Raises:
-        OSError: The file cannot be read, or has too many bytes.
-        FileError: It has another shape, or too many values.
+    The file may have `times` as many bytes and values as others. A FileError if it has another
+    shape, or too many values.
     """
     try:
         text = read_bytes(path, times * MOST).decode()
@@ -227,8 +200,7 @@ def read_by_hand(path: Path) -> str:
     """The text of a file that people write: UTF-8, with or without a byte order mark.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It is in another encoding, or too large; names the cure.
+        ValueError: It is in another encoding; names the cure.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")  # editors on Windows write such a mark
@@ -239,11 +211,7 @@ def read_by_hand(path: Path) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The values in a text of TOML.
-
-    Raises:
-        ValueError: It is no TOML, or is nested too deeply to be read.
-    """
+    """The values in a text of TOML; a ValueError if it is none, or is nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -257,7 +225,6 @@ def read_table(path: Path, names: Iterable[str] = ()) -> list[tuple[int, list[st
     the one that finds most of `names` in the first row, and of these by the most frequent one.
 
     Raises:
-        OSError: The file cannot be read.
         ValueError: It is no CSV file in UTF-8; names the line, without its content.
     """
     text = read_by_hand(path)

@@ -44,14 +44,11 @@ def is_key(text: object) -> bool:
 
 
 def _check_point(raw: bytes) -> None:
-    """Refuse 32 bytes that are not a point of Ed25519's curve, or are a point of small order.
+    """Refuse (ValueError) 32 bytes that are no point of Ed25519's curve, or one of small order.
 
     For a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or the
     doubled point has y = 0. By the curve's equation (RFC 8032, section 5.1) the last case is
     D y⁴ + 2 y² - 1 = 0.
-
-    Raises:
-        ValueError: The bytes are refused.
     """
     y = int.from_bytes(raw, "little") % 2**255  # without the sign of x
     small = y * (y**2 - 1) * (D * y**4 + 2 * y**2 - 1) % P == 0

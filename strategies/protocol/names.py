@@ -28,11 +28,7 @@ def names_hospital(text: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """The name, if a hospital may have it.
-
-    Raises:
-        ValueError: It may not; the text has the rule.
-    """
+    """The name, if a hospital may have it; else a ValueError with the rule."""
     if not names_hospital(name):
         raise ValueError(f"A hospital cannot be called {name[:80]!r}: a name is {RULE}.")
     return name

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -13,6 +14,9 @@ from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, check_values, find_record, from_record
 
 MOST_TASKS = 100_000  # `tasks_so_far` lists them
+# The images to train on beside buffers: the hospital's own, those of all hospitals (in a
+# simulation), those of a public archive (`filver.pretrain`), or none.
+Images = Literal["own", "everyone", "public", "none"]
 
 
 @dataclass(frozen=True)
@@ -22,27 +26,19 @@ class Order:
     round: int  # round of the paper, from 1; 0 before the first
     hop: int  # hop within the round, from 1; 0 before the first
     hospital: str  # name of the hospital; empty in the first message if the server knows none
-    # Names of the federation's classes, in one order; empty in the first message, which asks a
-    # hospital for its own classes
-    classes: list[str]
+    classes: list[str]  # of the federation, in one order; empty in the first message
     learner: str  # name of the local objective (learning.learners.LEARNERS)
-    # Identity of the run, under which a hospital keeps the files of this run. Flower's own identity
-    # changes when a run is resumed.
-    run: str
+    run: str  # identity of the run; unlike Flower's own, it stays when the run is resumed
     epochs: int = 0  # passes over the training images
     # Number of this training of one model in a visit, from 1 (strategies/fedrewind.py)
     leg: int = 1
     # Whether the run has no rounds; `hop` is then the number of the model's visit, from 1
     asynchronous: bool = False
-    # The task whose images are there, from 1; 0 = all images are there, or this is the first
-    # message
-    task: int = 0
+    task: int = 0  # the task whose images are there, from 1; 0 = all, or the first message
     # The tasks whose test images are there, if hospitals have different orders or durations of
     # tasks; empty = all up to `task`
     arrived: list[int] = field(default_factory=list)
-    # The images to train on beside buffers: the hospital's own, those of all hospitals (in a
-    # simulation), those of a public archive (`filver.pretrain`), or none
-    images: str = "own"
+    images: str = "own"  # one of `Images`
     test: bool = False  # whether to test the model after training it
     # Whether the answer has the model after each epoch too, for tests at other hospitals
     snapshots: bool = False
@@ -55,11 +51,8 @@ class Order:
     # Hash of the encoder, whose arrays the models lack; empty = models are whole. A hospital that
     # does not hold the encoder yet gets it as the record `encoder`.
     encoder: str = ""
-    # The kind of embeddings of its images that the server asks for
-    # (strategies/protocol/embeddings.py); empty = none
-    embeddings: str = ""
-    # Whether models are tested for the last time, and the hospital may keep them
-    final: bool = False
+    embeddings: str = ""  # the kind that the server asks for (embeddings.py); empty = none
+    final: bool = False  # whether models are tested for the last time, and may be kept
     sealed: bool = False  # whether parcels travel sealed
     # The hospitals of the run and the public halves of their keys, as "name key"; empty if the
     # hospital holds the list already, or parcels are not sealed
@@ -84,7 +77,7 @@ class Order:
             "task": 0 <= order.task <= MOST_TASKS,
             "epochs": order.epochs >= 0,
             "leg": order.leg >= 1,
-            "images": order.images in ("own", "everyone", "public", "none"),
+            "images": order.images in get_args(Images),
             "buffer_size": order.buffer_size >= 0,
             "encoder": re.fullmatch("([0-9a-f]{64})?", order.encoder),  # it names a file
             "members_hash": re.fullmatch("([0-9a-f]{64})?", order.members_hash),  # so does this
@@ -100,11 +93,7 @@ class Order:
 
     @property
     def hash_of(self) -> dict[str, str]:
-        """The hash of each buffer to train on, by the hospital that made it.
-
-        Raises:
-            ParcelError: An entry is not a hospital and a hash.
-        """
+        """The hash of each buffer to train on, by its hospital; a ParcelError if one has none."""
         buffers = _pairs(self.replay, "=")
         for maker, hash_ in buffers.items():
             if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
@@ -113,11 +102,7 @@ class Order:
 
     @property
     def keys(self) -> dict[str, str]:
-        """The announced public keys, by hospital.
-
-        Raises:
-            ParcelError: An entry is not a hospital and a text.
-        """
+        """The announced public keys, by hospital; a ParcelError if one has none."""
         return _pairs(self.members, " ")
 
 

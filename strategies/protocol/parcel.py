@@ -25,14 +25,14 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.protocol import archive
 from strategies.protocol.may_leave import PARCEL_RECORDS
 from strategies.protocol.names import is_array_name, is_name
-from strategies.protocol.order import Order
+from strategies.protocol.order import Images, Order
 from strategies.protocol.records import (
     Layout,
     ParcelError,
@@ -60,8 +60,7 @@ class Manifest:
     round: int = 0  # round of the last visit, from 1; 0 before the first
     hop: int = 0  # hop of the last visit, from 1; 0 before the first
     epochs: int = 0  # passes over the images in the last visit
-    # Hospitals that trained the model, first one first
-    visited: list[str] = field(default_factory=list)
+    visited: list[str] = field(default_factory=list)  # hospitals that trained it, first one first
     parent: str = ""  # hash of the model that the last visit started from; empty before the first
     # Hash of each array record, as "name=hash". If a listed record is absent, the recipient holds
     # it already.
@@ -101,7 +100,7 @@ class Manifest:
                 place in places and is_name(name) for place, name in _pairs(manifest.replayed)
             ),
             "not_own": all(
-                place in places and images in ("everyone", "public", "none")
+                place in places and images in {*get_args(Images)} - {"own"}
                 for place, images in _pairs(manifest.not_own)
             ),
             "parent": re.fullmatch("([0-9a-f]{64})?", manifest.parent),
@@ -193,11 +192,9 @@ def check_parcel(parcel: RecordDict) -> Manifest:
 
 
 def check_arrays(record: ArrayRecord) -> None:
-    """Refuse arrays that could not be written and read again; only their headers are read.
+    """Refuse (ParcelError) arrays that have no proper name, or another header than they announce.
 
-    Raises:
-        ParcelError: An array has no proper name, differs from its announced type or shape, or is
-            not of numbers.
+    Only their headers are read. All others can be written and read again.
     """
     for name, array in record.items():
         if not is_array_name(name):
@@ -240,8 +237,7 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
 def check_same_layout(layout: Layout, other: Layout) -> None:
     """Refuse a model whose arrays differ from another's in name, dtype or shape.
 
-    Only hospitals can compare sealed models. The server limits their size, to protect its disk: one
-    model always has the same size, except for the head with the members' keys.
+    The server sees only the size of a sealed model, which changes by its head with members' keys.
     """
     if layout.keys() == other.keys() == {"sealed"}:
         size, sent = (math.prod(each["sealed"][1]) for each in (layout, other))

@@ -13,9 +13,9 @@ MOST = 1e9  # images of a class
 
 
 def check_prototypes(record: ArrayRecord, classes: int, width: int) -> None:
-    """Refuse a record, which has passed `check_arrays`, that is not prototypes.
+    """Refuse (ParcelError) a record that is not prototypes of K classes with d = `width` features.
 
-    There are K = `classes` of d = `width` features. The error is a ParcelError.
+    The record has passed `check_arrays`.
     """
     shapes = {"means": (classes, width), "counts": (classes,), "radius": ()}
     check_layout("prototypes", record, {name: ("float32", each) for name, each in shapes.items()})

@@ -43,21 +43,12 @@ def changes_of(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_pairs(text: str) -> dict[str, Any]:
-    """The values in a text of `key=value` that spaces separate, as in Flower, by key.
-
-    Raises:
-        ValueError: The text has another form.
-    """
+    """The values in a text of `key=value` that spaces separate; a ValueError if it is none."""
     return _flat(_toml(text))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a file that a run wrote, such as its config.toml, by key.
-
-    Raises:
-        OSError: The file cannot be read.
-        FileError: The file has no settings.
-    """
+    """The settings in a file that a run wrote, such as its config.toml; a FileError without any."""
     text = read_text(path, MOST)
     try:
         return dict(from_value(_flat(text), dict[str, Value]))

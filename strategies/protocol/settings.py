@@ -43,6 +43,7 @@ from strategies.protocol.declared import (
     pattern,
     read,
     refusal,
+    zero_or,
 )
 from strategies.protocol.learners import OtherLearner, ReplayingLearner
 from strategies.protocol.redaction import redact
@@ -73,11 +74,7 @@ class SettingsError(ValueError):
 
 
 def require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    """Refuse a setting if `condition` is false.
-
-    Raises:
-        SettingsError: The condition is false; names the key, the value and the allowed values.
-    """
+    """Refuse a setting (SettingsError) if `condition` is false."""
     if not condition:
         raise SettingsError(refusal(key, value, allowed))
 
@@ -122,9 +119,7 @@ _OptionalPlace = Annotated[str, pattern("([/~].*)?", f"{_PLACE}, or empty")]
 class DPSettings:
     """Training with a guarantee, by DP-SGD: the keys `train.dp.*`."""
 
-    noise_multiplier: Annotated[
-        float, condition(lambda noise: noise == 0 or 0.1 <= noise <= 1000, "0, or 0.1 to 1000")
-    ]
+    noise_multiplier: Annotated[float, zero_or(0.1, 1000)]
     # Noise in float32 is no smaller. Larger gradients are of no use, and larger noise neither.
     clipping_norm: Annotated[float, bounds(1e-6, 1000)]
     delta: Delta
@@ -158,11 +153,7 @@ class TrainSettings:
         require(has_state, "train.optimizer-state", self.optimizer_state, allowed)
 
     def check_learner(self, learner: str) -> None:
-        """Refuse DP-SGD with a learner whose loss is more than the cross-entropy of images.
-
-        Raises:
-            SettingsError: The learner is not `plain`.
-        """
+        """Refuse (SettingsError) DP-SGD with any learner but `plain`: their losses have more."""
         allowed = f"0 with the learner '{learner}': DP-SGD is for 'plain' alone"
         noise = self.dp.noise_multiplier
         require(not noise or learner == "plain", "train.dp.noise-multiplier", noise, allowed)
@@ -351,11 +342,7 @@ class Settings:
 
     @property
     def asynchrony(self) -> AsyncSettings:
-        """The table `async`; the word itself is reserved in Python.
-
-        Raises:
-            SettingsError: A value has the wrong type or range.
-        """
+        """The table `async`; the word itself is reserved in Python."""
         return self.section("async", AsyncSettings)
 
     @classmethod
@@ -397,11 +384,7 @@ class Settings:
 
 
 def defaults() -> dict[str, Any]:
-    """The default of every setting, by its key.
-
-    Raises:
-        SettingsError: There is no pyproject.toml: this is not a checkout of the app.
-    """
+    """The default of every setting, by its key."""
     return dict(_read_defaults(PYPROJECT))
 
 
@@ -420,11 +403,7 @@ def _read_defaults(pyproject: Path) -> Mapping[str, Any]:
 
 
 def complete(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of all settings with some changes.
-
-    Raises:
-        SettingsError: A name is no setting.
-    """
+    """The defaults of all settings with some changes; a SettingsError if a name is no setting."""
     known = defaults()
     strange = [
         f"There is no setting '{key}' (here {excerpt(value)})"

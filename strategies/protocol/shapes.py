@@ -20,7 +20,7 @@ ShapeT = TypeVar("ShapeT")
 MOST_VALUES = 4_000_000  # in a text; each takes some hundred bytes of memory
 SHAPE = "shape"  # in the metadata of a field: its type in JSON, if Python has a wider one
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-_EMPTY: dict[Any, Any] = {str: "", bool: False, int: 0, float: nan, list: [], dict: {}}
+_WITH_EMPTY = (str, bool, int, list, dict)
 
 
 class ShapeError(ValueError):
@@ -50,11 +50,7 @@ def from_json(
 
 
 def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = False) -> Any:
-    """A value from JSON, or a like value of Python, checked and brought to a type.
-
-    Raises:
-        ShapeError: The value has another type.
-    """
+    """A value from JSON, or a like value of Python, brought to a type; or a ShapeError."""
     kind, inner = get_origin(shape) or shape, get_args(shape)
     if kind is Any or kind is object:
         return restore_nan(value) if kind is Any else value
@@ -136,8 +132,8 @@ def _prefix(place: str) -> str:
 
 
 def _empty(shape: Any) -> Any:
-    empty = _EMPTY.get(get_origin(shape) or shape)
-    return empty.copy() if isinstance(empty, list | dict) else empty
+    kind = get_origin(shape) or shape
+    return nan if kind is float else kind() if kind in _WITH_EMPTY else None
 
 
 @cache

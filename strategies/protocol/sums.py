@@ -16,8 +16,8 @@ from strategies.protocol.declared import (
     Count,
     Delta,
     bounds,
-    condition,
     declare,
+    zero_or,
 )
 from strategies.protocol.records import ParcelError, check_layout
 from strategies.protocol.settings import require
@@ -34,13 +34,7 @@ class SumsSettings:
     ridge: Amount  # λ; 0 = by validation
     kappa: Annotated[int, bounds(-1, 1000)]  # κ; -1 = by validation
     dimensions: Annotated[Count, bounds(0, WIDEST)]  # d'
-    epsilon: Annotated[
-        float,
-        condition(
-            lambda each: each == 0 or LEAST_EPSILON <= each <= MOST_EPSILON,
-            f"0, or {LEAST_EPSILON} to {MOST_EPSILON}",
-        ),
-    ]
+    epsilon: Annotated[float, zero_or(LEAST_EPSILON, MOST_EPSILON)]
     delta: Delta
 
     def __post_init__(self) -> None:
@@ -52,11 +46,7 @@ class SumsSettings:
 
 
 def check_sums(record: ArrayRecord, classes: int) -> None:
-    """Refuse a record, which has passed `check_arrays`, that is not sums of K = `classes` classes.
-
-    Raises:
-        ParcelError: The record is something else.
-    """
+    """Refuse (ParcelError) a record that is not sums of K classes; it has passed `check_arrays`."""
     d = record["firsts"].shape[-1] if "firsts" in record and record["firsts"].shape else 0
     shapes = {"counts": (classes,), "firsts": (classes, d), "seconds": (classes, d * (d + 1) // 2)}
     check_layout("sums", record, {name: ("int64", each) for name, each in shapes.items()})

@@ -606,7 +606,7 @@ def test_a_setting_that_cannot_be_used_is_named_before_flower_is_asked(folder, f
     commands = flwr()
     with pytest.raises(SettingsError, match=r"'train\.epoch'.*did you mean 'train\.epochs'"):
         server.run(folder, "train.epoch=5")
-    with pytest.raises(SettingsError, match="'sealed' is true, and for 'fedavg'"):
+    with pytest.raises(SettingsError, match="'sealed' is true; it must be false"):
         server.run(folder, "strategy='fedavg'")
     assert commands == []
 

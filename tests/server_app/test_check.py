@@ -164,7 +164,10 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
             "strategy='fedavg' enrolment='S4' tasks=4 task-cut='permuted'",
             "'enrolment' is 'S4': no hospital is active in task 4",
         ),
-        ("strategy='fedavg' wire-dtype='float16'", "'wire-dtype' is 'float16', in which 'fedavg'"),
+        (
+            "strategy='fedavg' wire-dtype='float16'",
+            "'wire-dtype' is 'float16'; it must be float32",
+        ),
         ("gan.preset='huge'", "'gan.preset' is 'huge'; it must be one of tiny, small"),
         ("image-size=64", "'gan.preset' is 'tiny', for images of 16 pixels"),
         ("dataset='didgits'", "'dataset' is 'didgits'; it must be one of digits, mnist, npz:<abs"),
@@ -240,7 +243,7 @@ def test_an_archive_may_name_sites(tmp_path):
 def test_a_deployment_has_images_and_folders_elsewhere_and_seals_parcels():
     elsewhere = "dataset='folder:/no' output-dir='/dev/null/runs' resume='/no'"
     assert judged(elsewhere, simulated=False)
-    assert "'sealed' is true, and for 'fedavg'" in refused("strategy='fedavg'", simulated=False)
+    assert "'sealed' is true; it must be false" in refused("strategy='fedavg'", simulated=False)
     assert judged("strategy='fedavg' sealed=false", simulated=False)
     pooled = "strategy='fil-ver' model='vee' sealed=false filver.pretrain='pooled'"
     for text in ("strategy='centralized'", pooled):
