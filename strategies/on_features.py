@@ -8,11 +8,7 @@ GANS = ("class-gaussians", "dp-mean-embedding")  # values of `gan.method` for fe
 
 
 def check_on_features(strategy: Strategy) -> None:
-    """Refuse a run on features that needs images.
-
-    Raises:
-        SettingsError: It names the setting, its value and the allowed values.
-    """
+    """Refuse (SettingsError) a run on features that needs images."""
     settings = strategy.settings
     body = "with train.freeze 'body'"
     trains = not NEED_IMAGES & {visit.learner for visit in strategy.kinds()}

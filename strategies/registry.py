@@ -39,12 +39,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 
 
 def strategy_of(settings: Settings) -> Strategy:
-    """The strategy that the settings name.
-
-    Raises:
-        SettingsError: There is no such strategy, its own settings are wrong, or it cannot be
-            asynchronous or work on features.
-    """
+    """The strategy that the settings name; a SettingsError if it cannot run with them."""
     strategy = _class_of(settings)(settings)
     if settings.train.freeze == "body":
         check_on_features(strategy)
@@ -54,10 +49,8 @@ def strategy_of(settings: Settings) -> Strategy:
 def changed_settings(text: str | None) -> Settings:
     """The settings of a run: the defaults, with the changes in the text of a `--run-config`.
 
-    They may be those of images alone, so they need not suit the strategy.
-
-    Raises:
-        SettingsError: The changes cannot be read or used, or name an unknown setting or strategy.
+    They need not suit the strategy. A SettingsError if they cannot be used, or there is no such
+    setting or strategy.
     """
     settings = Settings.parse(complete(changes_of([text] if text else [])))
     _class_of(settings)

@@ -29,17 +29,15 @@ from strategies.protocol.names import join_names
 from strategies.protocol.records import count_bytes
 from strategies.protocol.text import printable
 
-# Seconds between two looks at the mailbox: a share of the time waited so far. So looks cost little,
-# and an answer lies there only for a small part of the time that it took.
+# Seconds between two looks at the mailbox: a share of the time waited so far.
 PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
 # A pause is at least so many times as long as the last look: in a deployment a look has one request
-# for each message under way, so with hundreds of hospitals the server would do nothing but look.
+# for each message under way.
 PAUSE_AFTER_LOOK = 4.0
-# Seconds in which a hospital must answer that it takes messages; before its first answer it may
-# still be starting.
+# Seconds in which a hospital must answer that it takes messages; at first it may still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
 # Messages under way to simulated hospitals: so many, or more while their arrays have fewer bytes.
-# A machine works on far fewer at a time, and cannot hold the models of a thousand hospitals.
+# A machine cannot hold the models of a thousand hospitals.
 AT_ONCE, AT_ONCE_BYTES = 64, 256 * 1024**2
 LOOK_ROUND = 3.0  # seconds between two searches for hospitals that are new or back
 GRACE = 5.0  # seconds after a message's time to live, in which Flower itself may report its end
@@ -181,12 +179,11 @@ class Courier:
         return {node.node_id: node.name or f"node {node.node_id}" for node in self.grid.get_nodes()}
 
     def find_reachable(self, *, ask: bool = True) -> set[int]:
-        """The connected nodes that take messages.
+        """The connected nodes that take messages; simulated ones always do.
 
         A node that did not answer its last message in time, or never had one, is asked; with `ask`
-        false it does not count. The answer is waited for once: after a `query.live` that timed out
-        the next one stays under way, and the node counts when it has answered. Simulated nodes
-        always take messages.
+        false it does not count. After a `query.live` that timed out the next one stays under way,
+        and the node counts when it has answered.
         """
         connected = set(self.grid.get_node_ids())
         if self.simulates:
@@ -284,7 +281,6 @@ class Exchange(Generic[AboutT]):
             if not self._finished:
                 self._finished.extend(self._collect())
             now = time.monotonic()
-            look_seconds = now - look_began
             if now - self._looked >= LOOK_ROUND:
                 self._looked = now
                 self.meanwhile()
@@ -293,7 +289,7 @@ class Exchange(Generic[AboutT]):
             sent = [(each.letter, each.since) for each in self._outstanding.values()]
             self.courier.waits_for([Awaited(a.hospital, a.verb, since) for a, since in sent])
             pause = min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE)
-            self.courier.pause(max(pause, min(PAUSE_AFTER_LOOK * look_seconds, LOOK_ROUND)))
+            self.courier.pause(max(pause, min(PAUSE_AFTER_LOOK * (now - look_began), LOOK_ROUND)))
         delivery = self._finished.popleft()
         if not (self._finished or self._outstanding or self._queues):
             self.courier.waits_for([])
@@ -310,7 +306,7 @@ class Exchange(Generic[AboutT]):
     def _send_waiting(self) -> None:
         """Send as many messages as there is room for."""
         busy = {each.letter.node for each in self._outstanding.values()}
-        for node in [*self._queues] if self._has_room else ():
+        for node in [*self._queues]:
             if node not in busy and self._has_room:
                 self._send(node)
 

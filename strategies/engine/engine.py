@@ -50,9 +50,6 @@ class Engine:
     """Executes a run, from the present point of its state.
 
     `keep` writes a checkpoint; it is called with each state from which the run could go on.
-
-    Raises:
-        SettingsError: The record of `async.replay` cannot be read.
     """
 
     def __init__(self, run: Run, keep: Callable[[State], None]) -> None:
@@ -126,10 +123,10 @@ class Engine:
         return planned
 
     def _test(self) -> None:
-        """Ask for tests of the models after the round, and close the figures of the round.
+        """Ask for tests of the models after the round.
 
-        The figures are closed when all tests are in, or at the end of the next round. Tests that
-        have not come by then are dropped.
+        The figures of a round are closed when all tests are in, or at the end of the next round;
+        later tests are dropped.
         """
         state, run = self.state, self.run
         self._close_tests()
@@ -338,11 +335,10 @@ class Engine:
 
     def _require(self, hospitals: Collection[str]) -> None:
         """Check that hospitals of the replayed run take part."""
-        if missing := {*hospitals} - self.state.nodes.keys():
+        if missing := join_names(sorted({*hospitals} - self.state.nodes.keys())):
             raise RunError(
-                "Hospitals of the run in async.replay that are not ready here: "
-                f"{join_names(sorted(missing))}. Connect them; the log of each says why it is not "
-                "ready."
+                f"Hospitals of the run in async.replay that are not ready here: {missing}. Connect "
+                "them; the log of each says why it is not ready."
             )
 
     def _welcome(self, delivery: Delivery[Order]) -> None:

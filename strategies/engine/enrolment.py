@@ -73,8 +73,7 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
         The failed deliveries of hospitals that are not ready; the next round asks them again.
 
     Raises:
-        RunError: There are too few hospitals or fewer than two classes, or two shapes of images
-            are equally frequent.
+        RunError: There are too few hospitals; or as `take_cards`.
     """
     answers = run.courier.exchange(introductions(run, _wait_for_hospitals(run)))
     there = [each for each in answers if _card(each).hospital not in later]
@@ -249,10 +248,9 @@ def _misfit(run: Run, card: _Card) -> str:
 def _impostors(
     run: Run, cards: Mapping[int, _Card], registered: Mapping[int, str]
 ) -> dict[int, str]:
-    """The nodes whose card has the name of another hospital, or none, and the reasons.
+    """The nodes whose card has the name of another hospital, or none, with the reasons.
 
-    A registered node keeps its name against nodes without a registration. Two nodes that are
-    registered under one name are both refused.
+    A registered node keeps its name against nodes without a registration.
     """
     state, connected = run.state, run.courier.node_names()
     named = Counter(card.hospital for card in cards.values())
@@ -376,7 +374,7 @@ def common_classes(named: Mapping[str, list[str]]) -> list[str]:
 def _most_frequent(
     known: Mapping[str, ValueT], differ: Callable[[dict[str, ValueT]], str]
 ) -> ValueT | None:
-    """The most frequent value of hospitals, None without any; others cannot take part.
+    """The most frequent value of hospitals; None without any.
 
     Raises:
         RunError: Two values are equally frequent; `differ` gives the text.

@@ -21,8 +21,7 @@ SCENARIOS = ("S1", "S2", "S3", "S4")
 def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
     """The status of each hospital in each task; without a plan all are active.
 
-    Hospitals are those of the run, in order of their names; in a scenario these are those that were
-    there first (`check_planned`). If there are none, the file is only checked.
+    Hospitals are in order of their names. Without hospitals the file is only checked.
 
     Raises:
         SettingsError: The file is not a table of these hospitals and tasks, a hospital comes back,
@@ -50,14 +49,10 @@ def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[s
 
 
 def check_planned(settings: Settings, hospital: str, *, late: bool = False) -> None:
-    """Refuse a hospital that the plan does not have.
+    """Refuse (SettingsError) a hospital that the plan does not have.
 
     `late`: the hospital is none of those that were there first. A scenario is of these alone: with
     one more it would give other hospitals to tasks that are over.
-
-    Raises:
-        SettingsError: The hospital is late in a scenario, or the file has no line with its name or
-            cannot be used.
     """
     chosen = settings.enrolment
     if chosen in SCENARIOS:

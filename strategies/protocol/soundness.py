@@ -1,8 +1,7 @@
 """The rule for useless models: the part that looks at their numbers (docs/methods/run.md).
 
-The hospital that trained a model judges it before it leaves. Each recipient judges it again: a
-hospital, and the server if it can open the model. learning/judgement.py has the part of the rule
-that runs the network.
+The hospital that trained a model judges it before it leaves. Each recipient that can open it judges
+it again. learning/judgement.py has the part of the rule that runs the network.
 """
 
 from collections.abc import Iterable, Mapping
