@@ -200,7 +200,7 @@ def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Mani
         ParcelError: The parcel is damaged, or not for this hospital.
     """
     manifest = check_parcel(parcel)
-    check_sealed([parcel], seal is not None)
+    check_sealed(parcel, seal is not None)
     return (seal.open(parcel, manifest) if seal else parcel), manifest
 
 

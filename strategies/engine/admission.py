@@ -66,7 +66,7 @@ def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> Record
     first = Manifest(order.hospital, label.architecture, outputs, hashes=label.hashes)
     if label != first:
         raise ParcelError("The label of the model is not that of an untrained model.")
-    check_sealed([parcel], order.sealed)
+    check_sealed(parcel, order.sealed)
     if ("buffer" in parcel) != (order.buffer_size > 0):
         has = "has no buffer" if order.buffer_size else "has a buffer that was not ordered"
         raise ParcelError(f"The hospital's first parcel {has}.")
@@ -85,9 +85,8 @@ def admit_trained(
 ) -> Mapping[str, RecordDict]:
     """The parcels of a visit: the trained model as "visit", copies after epochs as "epoch-<k>".
 
-    Travelling models lack the arrays of the encoder. `came_from` is the parcel that was sent, and
-    `check_memory` is the check of the method (`Strategy`). With `optimizer` the optimizer's state
-    travels.
+    `came_from` is the parcel that was sent, `check_memory` the check of the method, and `optimizer`
+    whether the optimizer's state travels.
 
     Raises:
         ParcelError: A parcel is not the sent one after the ordered visit; there are embeddings
@@ -101,8 +100,8 @@ def admit_trained(
     parcels = {name: restore_encoder(parcel, encoder) for name, parcel in found.items()}
     if parcels.keys() != {*copies, "visit"}:
         raise ParcelError(f"Expected the copies {list(copies)}; found {list(parcels)[:-1]}.")
-    check_sealed(parcels.values(), order.sealed)
     for name, parcel in parcels.items():
+        check_sealed(parcel, order.sealed)
         label = check_parcel(parcel)
         wanted = replace(expected, epochs=copies.get(name, order.epochs))
         if replace(label, hashes=[]) != replace(wanted, hashes=[]):

@@ -23,16 +23,11 @@ IN_MEMORY = 512 * 1024**2  # bytes of arrays; FedAvg reads all copies of a round
 
 
 class Shelf:
-    """The parcels in one folder, which is made if it does not exist.
-
-    Attributes:
-        durable: Whether files must survive a power cut, not only a kill of the process. Then each
-            write waits for the disk.
-    """
+    """The parcels in one folder, which is made if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durable = True
+        self.durable = True  # files must survive a power cut: each write waits for the disk
         folder.mkdir(parents=True, exist_ok=True)
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0

@@ -52,12 +52,7 @@ def write(
 
 
 def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
-    """The arrays and the texts of an archive, each by its name.
-
-    Raises:
-        ArchiveError: The file is no such archive.
-        OSError: The file cannot be read, or is a pipe or a device.
-    """
+    """The arrays and the texts of an archive, each by its name; or an ArchiveError."""
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}
     named = open_checked(file, MOST) if isinstance(file, Path) else nullcontext(file)
@@ -105,7 +100,6 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
 
     Raises:
         ArchiveError: The file is no such archive, or would take far more memory than its size.
-        OSError: The file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
     with open_checked(path, MOST) as file, _open_zip(file) as archive:
@@ -157,11 +151,7 @@ def array_of(content: bytes) -> Array:
 
 
 def form_of(content: bytes) -> tuple[str, tuple[int, ...]]:
-    """The type and the shape of the array of a .npy file.
-
-    Raises:
-        ArchiveError: The content is no array of numbers as `numpy.save` writes it.
-    """
+    """The type and shape of the array of a .npy file; an ArchiveError if it is none of numbers."""
     header = _HEADER.match(content)
     if not header or int.from_bytes(header[1], "little") != len(header[2]):
         raise ArchiveError("An array is not in version 1.0 of the .npy format.")

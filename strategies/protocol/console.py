@@ -113,10 +113,8 @@ def _is_file(stream: TextIO) -> bool:
 class Pace:
     """Logs now and then the progress of a long piece of work, its rate and the time left.
 
-    Args:
-        what: The work, such as "graz trains".
-        unit: The noun of the counted things, such as "images"; may be empty.
-        bound: Words before the time left, such as "at most".
+    `what` is the work, such as "graz trains"; `unit` the noun of the counted things, such as
+    "images"; and `bound` stands before the time left, such as "at most".
     """
 
     def __init__(self, what: str, unit: str = "", bound: str = "") -> None:

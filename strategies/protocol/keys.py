@@ -15,11 +15,7 @@ D = -121665 * pow(121666, -1, P) % P
 
 
 def read_key(text: str) -> tuple[Ed25519PublicKey, X25519PublicKey]:
-    """The two public keys of a text.
-
-    Raises:
-        ValueError: The text is not two public keys, or one of them keeps no secret.
-    """
+    """The two public keys of a text; a ValueError if it has none, or one keeps no secret."""
     try:
         raw = base64.b64decode(text, validate=True)
     except ValueError:

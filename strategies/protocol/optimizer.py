@@ -32,8 +32,7 @@ def check_optimizer(record: ArrayRecord, layout: Layout) -> None:
     numbers may have 16 bits.
 
     Raises:
-        ParcelError: The record is something else.
-        UselessError: No gradients lead to its numbers.
+        UselessError: No gradients lead to its numbers. Any other refusal is a ParcelError.
     """
     if is_sealed(record):
         size, model = len(record["sealed"].data), math.prod(layout.get("sealed", ("", (0,)))[1])

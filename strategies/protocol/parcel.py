@@ -45,7 +45,7 @@ from strategies.protocol.records import (
 from strategies.protocol.shapes import from_json
 
 FORMAT = 1
-HASHED = re.compile("(model|buffer|memory|embeddings|sums|optimizer)=[0-9a-f]{64}")
+HASHED = re.compile(f"({'|'.join(PARCEL_RECORDS.keys() - {'manifest'})})=[0-9a-f]{{64}}")
 MAX_ARCHITECTURE = 10_000  # characters
 HEAD = 2**20  # bytes: the heads of two sealed models differ by less
 
@@ -222,16 +222,15 @@ def is_sealed(record: ArrayRecord) -> bool:
     return list(record) == ["sealed"] and record["sealed"].dtype == "uint8"
 
 
-def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
-    """Refuse parcels that are sealed if the run is not sealed, or open if it is sealed."""
-    for parcel in parcels:
-        for name, record in array_records(parcel).items():
-            if is_sealed(record) != sealed:
-                found = "not sealed" if sealed else "sealed"
-                raise ParcelError(
-                    f"The record '{name}' is {found}: all hospitals need 'members' "
-                    "in their node-config, or none."
-                )
+def check_sealed(parcel: RecordDict, sealed: bool) -> None:
+    """Refuse a parcel that is sealed if the run is not sealed, or open if it is sealed."""
+    for name, record in array_records(parcel).items():
+        if is_sealed(record) != sealed:
+            found = "not sealed" if sealed else "sealed"
+            raise ParcelError(
+                f"The record '{name}' is {found}: all hospitals need 'members' in their "
+                "node-config, or none."
+            )
 
 
 def check_same_layout(layout: Layout, other: Layout) -> None:
@@ -285,12 +284,7 @@ def save(parcel: RecordDict, path: Path) -> None:
 
 
 def load(path: Path) -> RecordDict:
-    """Read a parcel that `save` wrote.
-
-    Raises:
-        ArchiveError: The file is no parcel.
-        OSError: The file cannot be read, or is a pipe or a device.
-    """
+    """Read a parcel that `save` wrote; an ArchiveError if the file is no parcel."""
     arrays, texts = archive.read(path)
     records: dict[str, dict[str, Array]] = {}
     for place, array in arrays.items():
