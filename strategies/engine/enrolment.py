@@ -145,23 +145,22 @@ def _wait_for_hospitals(run: Run) -> list[int]:
                 f"Simulated hospitals: {len(reachable)} of {wanted} (min-hospitals). Simulate more "
                 "(num-supernodes), or lower min-hospitals."
             )
-        waited = time.monotonic() - start
+        waited, names = time.monotonic() - start, run.courier.node_names()
         if waited > run.settings.hop_timeout:
-            connected = ", ".join(sorted(run.courier.node_names().values())) or "none"
+            connected = ", ".join(sorted(names.values())) or "none"
             raise RunError(
                 f"Hospitals that have answered within {duration(waited)} (hop-timeout): "
                 f"{len(reachable)} of {wanted} (min-hospitals); connected: {connected}. Start "
                 "more, or lower min-hospitals."
             )
         if len(reachable) != reported:
-            reported, names = len(reachable), run.courier.node_names()
-            here = sorted(names.get(node, f"node {node}") for node in reachable)
+            reported = len(reachable)
+            here = join_names(sorted(names.get(node, f"node {node}") for node in reachable))
             left = duration(run.settings.hop_timeout - waited)
             log(
                 INFO,
                 f"Hospitals that can be reached: {reported} of {wanted} (min-hospitals), "
-                f"{join_names(here) or 'none'}. The run waits for the others, {left} at the most "
-                "(hop-timeout)",
+                f"{here or 'none'}. The run waits for the others, {left} at the most (hop-timeout)",
             )
         time.sleep(PAUSE)
     return strangers(run, reachable)

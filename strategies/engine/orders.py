@@ -53,30 +53,31 @@ def check_order(
     tested = last or order.round % settings.evaluate.every == 0
     everywhere = settings.evaluate.cross is True
     each_visit = strategy.tests_every_visit and everywhere and settings.evaluate.epochs
-    together = tests and last and everywhere and settings.evaluate.ensemble
-    own_start = verb == "query.prepare" and strategy.own_start
     inside |= {
         "round": first <= order.round <= latest,
         "epochs": order.epochs <= max((kind.epochs for kind in kinds), default=0),
         "asynchronous": order.asynchronous == settings.asynchronous,
         "task": order.task in tasks,
         "arrived": arrived,
-        "test": not order.test or (tested and any(kind.test for kind in kinds)),
-        "snapshots": not order.snapshots or (trains and tested and bool(each_visit)),
-        "own_start": own_start or not order.own_start,
         "buffer_size": order.buffer_size in (0, strategy.buffer_size),  # the policy judges it
-        "replay": not order.replay or (trains and strategy.buffer_size > 0),
-        "ensemble": together or not order.ensemble,
-        "encoder": strategy.has_encoder or not order.encoder,
         "embeddings": order.embeddings in {"", *(kind.embeddings for kind in kinds)},
-        "final": not order.final or (tests and last),
         "sealed": order.sealed == sealed,
-        "members": sealed or not order.members,
-        "members_hash": sealed or not order.members_hash,
-        "code": verb == "query.enrol" or not order.code,
         # Without classes a hospital would take its own, which other orders of the run do not have.
         "classes": verb == "query.enrol" or len(order.classes) > 0,
     }
+    may_be_set = {
+        "test": tested and any(kind.test for kind in kinds),
+        "snapshots": trains and tested and each_visit,
+        "own_start": verb == "query.prepare" and strategy.own_start,
+        "replay": trains and strategy.buffer_size > 0,
+        "ensemble": tests and last and everywhere and settings.evaluate.ensemble,
+        "encoder": strategy.has_encoder,
+        "final": tests and last,
+        "members": sealed,
+        "members_hash": sealed,
+        "code": verb == "query.enrol",
+    }
+    inside |= {name: may or not vars(order)[name] for name, may in may_be_set.items()}
     for name, fits in inside.items():
         if not fits:
             raise ParcelError(

@@ -43,12 +43,10 @@ class State:
     run: str  # identity of the run; a resumed run keeps it
     round: int = 1  # the present round, from 1
     hop: int = 0  # the newest hop of this round, from 1; 0 = none has begun
-    # Names of the federation's classes; fixed at the start
-    classes: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)  # the federation's; fixed at the start
     # Names of the networks' outputs: the classes, or those that tasks leave or share
     outputs: list[str] = field(default_factory=list)
-    # Channels, height and width of the images; fixed at the start
-    shape: list[int] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)  # of images: channels, height, width; fixed too
     # Hash of the weights that made features of the images, fixed at the start; empty for images
     frozen: str = ""
     # Flower's node id of each hospital that ever took part; it may change
@@ -65,8 +63,7 @@ class State:
     after_visits: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)  # the parcel with each hospital's buffer
     encoder: str = ""  # the parcel with the frozen arrays of all models; empty = none
-    # The parcels with the embeddings of hospitals, by task and hospital
-    embeddings: dict[str, str] = field(default_factory=dict)
+    embeddings: dict[str, str] = field(default_factory=dict)  # the parcels, by task and hospital
     # The parcels with the class means that hospitals have sent in this round
     prototypes: dict[str, str] = field(default_factory=dict)
     # Pairs of a hospital and the hash of a buffer, encoder or list of members that it holds
@@ -86,19 +83,16 @@ class State:
     # the visit
     sent: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # the hospitals whose last visit failed
-    # The hospitals that failed twice in a row; they get no model until they are back
-    resting: list[str] = field(default_factory=list)
+    resting: list[str] = field(default_factory=list)  # failed twice in a row, so they get no model
     finished: int = 0  # number of successful visits in this round
-    # The parcels of the models that are being tested, by name
-    under_test: dict[str, str] = field(default_factory=dict)
+    under_test: dict[str, str] = field(default_factory=dict)  # parcels of models, by their names
     test_round: int = 0  # the round of these models; 0 = none
     # The models that each hospital tests, if a sample is drawn (`evaluate.cross`)
     sampled: dict[str, list[str]] = field(default_factory=dict)
     # For each tested parcel, by hospital: whether the hospital found it useless. It is kept until
     # the model is trained on.
     judgements: dict[str, dict[str, bool]] = field(default_factory=dict)
-    # Number of answers about tests that each hospital owes; 0 = it is not asked yet
-    answers_due: dict[str, int] = field(default_factory=dict)
+    answers_due: dict[str, int] = field(default_factory=dict)  # about tests; 0 = not asked yet
     clock: float = 0.0  # seconds of virtual time since the run began
     replayed: int = 0  # number of turns of the replayed run that are over
 

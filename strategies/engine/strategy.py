@@ -43,14 +43,12 @@ class Strategy(ABC):
     # delivery, and `is_over` ends a round.
     waits = True
     buffer_size = 0  # synthetic images that each hospital renders before the first hop
-    # Whether a frozen encoder travels to each hospital once, apart from the models
-    has_encoder = False
+    has_encoder = False  # whether a frozen encoder travels to each hospital once, beside models
     needs_own_buffer = False  # whether a hospital takes no part if its buffer may not leave
     # The reason why no optimizer's state travels with its models, for an error; empty if it can
     needs_fresh_optimizer = ""
     enrols_by_plan = False  # whether hospitals may join and leave by the plan `enrolment`
-    # Whether a run is compared with a `baseline`, in which nothing is handed on
-    has_baseline = True
+    has_baseline = True  # whether a run is compared with one in which nothing is handed on
     # The reason why its models must move in rounds, for an error. Methods without such a reason are
     # `HandsOn`.
     needs_rounds = "its models move in rounds"

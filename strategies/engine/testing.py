@@ -14,8 +14,7 @@ from strategies.protocol.parcel import Manifest, bundle
 from strategies.protocol.records import size_of
 from strategies.protocol.settings import rng_for
 
-# A message has several models to test, but stays well below Flower's limit.
-TEST_BYTES = 256 * 1024**2
+TEST_BYTES = 256 * 1024**2  # of models in a message, well below Flower's limit
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,6 @@ OWN_FILES = (
 OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
 
-def _is_hospital(value: object) -> bool:
-    return isinstance(value, str) and names_hospital(value)
-
-
 def _is_text(value: object, longest: int = 100) -> bool:
     return isinstance(value, str) and value.isprintable() and 0 < len(value) <= longest
 
@@ -103,7 +99,7 @@ def _are_settings(value: object) -> bool:
 
 _is_hash = _matches("(keyed-)?[0-9a-f]{16}")
 CARD: dict[str, Callable[[object], bool]] = {
-    "hospital": _is_hospital,  # its name
+    "hospital": lambda value: isinstance(value, str) and names_hospital(value),  # its name
     "classes": are_classes,  # the names of its classes
     "shape": _is_shape,  # of its images: channels, height, width
     "frozen": _matches("[0-9a-f]{64}"),  # hash of the weights that made features of its images
@@ -155,8 +151,7 @@ _WITH_INTERVAL = {
     "specificity-of-class-#": SHARE,
     "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
 }
-# Figures of every test of a model.
-TESTED = ("accuracy", "balanced-accuracy", "auroc")
+TESTED = ("accuracy", "balanced-accuracy", "auroc")  # in every test of a model
 METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
@@ -264,12 +259,15 @@ class Failed(Error):
 class UndeclaredError(ValueError):
     """An answer holds something that `ANSWERS`, `CARD` or `METRICS` does not list."""
 
+    def __init__(self, held: str) -> None:
+        super().__init__(f"{held} may not leave a hospital.")
+
 
 def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None) -> None:
     """Refuse an answer to a verb that holds anything which may not leave a hospital.
 
-    If the message `sent` is at hand, the answer may have no model, epoch or figures that this does
-    not ask for.
+    With the message `sent`, the answer may have no model, epoch or figures that this does not ask
+    for.
 
     Raises:
         UndeclaredError: A record, array, card field or metric may not leave; names it.
@@ -284,26 +282,20 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
         fits = type(record) is declared.get(_pattern_of(name))
         fits &= name != "sums" or sent is None or order.get("learner") == "sums"
         if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
-            raise UndeclaredError(
-                f"The record '{_quote(name)}' may not leave a hospital in answer to {verb}."
-            )
+            raise UndeclaredError(f"The record '{_quote(name)}' in an answer to {verb}")
         if isinstance(record, ArrayRecord) and (bad := [k for k in record if not is_array_name(k)]):
-            raise UndeclaredError(f"An array called '{_quote(bad[0])}' may not leave a hospital.")
+            raise UndeclaredError(f"An array called '{_quote(bad[0])}'")
     for field, value in (find_record(content, "card", ConfigRecord) or {}).items():
         if field not in CARD or not CARD[field](value):
-            raise UndeclaredError(
-                f"The card field '{_quote(field)}' or its value may not leave a hospital."
-            )
+            raise UndeclaredError(f"The card field '{_quote(field)}' or its value")
     if len(metrics) > MOST_METRICS:
-        raise UndeclaredError(f"{len(metrics)} metrics in one answer may not leave a hospital.")
+        raise UndeclaredError(f"{len(metrics)} metrics in one answer")
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
         named = not slash or about in tested
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
-            raise UndeclaredError(
-                f"The metric '{_quote(key)}' or its value may not leave a hospital."
-            )
+            raise UndeclaredError(f"The metric '{_quote(key)}' or its value")
 
 
 def _is_asked(about: str, order: ConfigRecord, sent: RecordDict) -> bool:

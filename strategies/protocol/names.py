@@ -68,5 +68,5 @@ def join_names(names: Sequence[str], most: int = 8) -> str:
 
 
 def is_array_name(text: str) -> bool:
-    """Whether a text can name an array: the keys of state dicts are such names."""
+    """Whether a text can name an array, as keys of state dicts do."""
     return ARRAY_NAME.fullmatch(text) is not None

@@ -30,8 +30,7 @@ class Order:
     learner: str  # name of the local objective (learning.learners.LEARNERS)
     run: str  # identity of the run; unlike Flower's own, it stays when the run is resumed
     epochs: int = 0  # passes over the training images
-    # Number of this training of one model in a visit, from 1 (strategies/fedrewind.py)
-    leg: int = 1
+    leg: int = 1  # number of this training in a visit, from 1 (strategies/fedrewind.py)
     # Whether the run has no rounds; `hop` is then the number of the model's visit, from 1
     asynchronous: bool = False
     task: int = 0  # the task whose images are there, from 1; 0 = all, or the first message

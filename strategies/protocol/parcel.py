@@ -31,7 +31,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.protocol import archive
 from strategies.protocol.may_leave import PARCEL_RECORDS
-from strategies.protocol.names import is_array_name, is_name
+from strategies.protocol.names import is_array_name, is_name, join_names
 from strategies.protocol.order import Images, Order
 from strategies.protocol.records import (
     Layout,
@@ -246,8 +246,8 @@ def check_same_layout(layout: Layout, other: Layout) -> None:
     differing = sorted(dict(layout.items() ^ other.items()))
     if differing:
         raise ParcelError(
-            f"The model came back with other arrays than it left with: {', '.join(differing[:5])}"
-            f"{', ...' if len(differing) > 5 else ''}. Is the code the same at every hospital?"
+            "The model came back with other arrays than it left with: "
+            f"{join_names(differing)}. Is the code the same at every hospital?"
         )
 
 
