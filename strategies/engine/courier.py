@@ -42,15 +42,9 @@ AT_ONCE, AT_ONCE_BYTES = 64, 256 * 1024**2
 LOOK_ROUND = 3.0  # seconds between two searches for hospitals that are new or back
 GRACE = 5.0  # seconds after a message's time to live, in which Flower itself may report its end
 
-# Codes of Flower's own errors (its enum ErrorCode is not public).
-_FLOWER_FAILURES = {
-    1: Failure.CRASHED,
-    2: Failure.CRASHED,
-    3: Failure.TIMEOUT,
-    5: Failure.GONE,
-    8: Failure.CRASHED,
-}
-_UNKNOWN = 0  # Flower's code for any error of a simulation's actor
+# Codes of Flower's own errors (its enum ErrorCode is not public); all others are crashes.
+_UNKNOWN = 0  # any error of a simulation's actor
+_FLOWER_FAILURES = {3: Failure.TIMEOUT, 5: Failure.GONE}
 
 AboutT = TypeVar("AboutT")
 

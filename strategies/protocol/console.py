@@ -20,8 +20,7 @@ from strategies.protocol.text import printable
 WIDTH = 80  # columns
 CLOCK = "%H:%M:%S  "
 PAUSE = 10.0  # seconds between two lines about one piece of work
-# Flower's message at the normal end of a simulation.
-_FAREWELL = "Manually terminating ClientAppActor"
+_FAREWELL = "Manually terminating ClientAppActor"  # by Flower, at the end of a simulation
 
 
 class Console(logging.Handler):
