@@ -4,7 +4,7 @@ The engine describes the events. server_app/results.py alone chooses their files
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
@@ -76,22 +76,20 @@ class Event:
 
     @classmethod
     def from_delivery(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
-        """The event of a delivery; `place` has other known attributes, without them round 0."""
-        return cls(
-            **{
-                "round": 0,
-                "hop": 0,
-                "verb": delivery.letter.verb,
-                "hospital": hospital,
-                "outcome": delivery.failure.outcome if delivery.failure else "ok",
-                "reason": delivery.reason,
-                "metrics": figures(delivery.content),
-                "seconds": delivery.seconds,
-                "bytes_sent": delivery.bytes_sent,
-                "bytes_received": delivery.bytes_received,
-                **place,
-            }
+        """The event of a delivery, of round 0; `place` replaces attributes."""
+        event = cls(
+            delivery.letter.verb,
+            round=0,
+            hop=0,
+            hospital=hospital,
+            outcome=delivery.failure.outcome if delivery.failure else "ok",
+            reason=delivery.reason,
+            metrics=figures(delivery.content),
+            seconds=delivery.seconds,
+            bytes_sent=delivery.bytes_sent,
+            bytes_received=delivery.bytes_received,
         )
+        return replace(event, **place)
 
     @classmethod
     def absence(cls, verb: str, hospital: str, **place: Any) -> "Event":
