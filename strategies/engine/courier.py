@@ -301,7 +301,9 @@ class Exchange(Generic[AboutT]):
         """Send as many messages as there is room for."""
         busy = {each.letter.node for each in self._outstanding.values()}
         for node in [*self._queues]:
-            if node not in busy and self._has_room:
+            if not self._has_room:
+                break
+            if node not in busy:
                 self._send(node)
 
     def _send(self, node: int) -> None:
