@@ -29,6 +29,8 @@ MODELS = "parcels/*.npz"
 ABOUT = {
     "config.toml": "The settings of the run.",
     "metrics.jsonl": "The events of the run, one on each line.",
+    "log.txt": "The lines of the log about the run.",
+    "under-way.json": "The last state of the run.",
     "summary.json": "The figures of the run.",
     "accuracy_matrix.csv": "The accuracy of every model at every hospital.",
     "report.html": "The figures as a page, with pictures.",

@@ -1,19 +1,25 @@
 """The page of a run under way: its state, above the report of the finished rounds.
 
+`fedhandoff watch` reads the same state from under-way.json.
+
 The state is small, and is written every few seconds. The report is computed again only after new
 events, and as seldom as the limit of CPU time needs.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import localtime, monotonic, strftime, thread_time
-from typing import Any
+from time import localtime, monotonic, strftime, thread_time, time
+
+from pydantic_core import to_json
 
 from pages.page import render
+from server_app import wording
+from strategies.engine.courier import Awaited
 from strategies.protocol.files import FileError, read_text, write_whole
 
-NAME = "report.html"
+NAME, STATE = "report.html", "under-way.json"
 TIME = "%Y-%m-%d %H:%M:%S"
 # Least seconds between two states and between two reports; the most CPU seconds in a second of the
 # run, for states and for reports.
@@ -24,12 +30,30 @@ BEGIN, END = "<!-- state -->\n", "<!-- end of state -->\n"
 RELOAD = f'<meta http-equiv="refresh" content="{PAUSE:.0f}">\n'
 
 
+@dataclass(frozen=True)
+class State:
+    """The state of a run, as in under-way.json."""
+
+    progress: str = ""  # the finished rounds, the hospitals, and the time left
+    rounds: list[int] = field(default_factory=list)  # the finished ones
+    curves: dict[str, list[float]] = field(default_factory=dict)  # main figures of these rounds
+    noise: str = ""  # in the last figures, in words
+    waits: list[Awaited] = field(default_factory=list)  # `since` is in the time of `time.time`
+    failed: int = 0  # number of failures of hospitals
+    failures: list[str] = field(default_factory=list)  # the newest ones
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write the state of a run to its result directory."""
+    write_whole(folder / STATE, to_json(state, inf_nan_mode="null"))
+
+
 class LivePage:
     """The writer of the page, which replaces the file each time."""
 
     def __init__(self, folder: Path) -> None:
         self._pause = PAUSE  # seconds between two states, by the CPU time of the last one
-        self._path = folder / NAME
+        self._folder = folder
         self._report = ""
         self._contents: Hashable = None
         self._due = self._report_due = monotonic()
@@ -40,12 +64,11 @@ class LivePage:
         return monotonic() >= self._due
 
     def write(
-        self, state: Callable[[], Mapping[str, Any]], report: Callable[[], str], contents: Hashable
+        self, state: Callable[[], State], report: Callable[[], str], contents: Hashable
     ) -> None:
-        """Write the page.
+        """Write the page, and the state.
 
-        `state` has the values of its template. `report` makes the report, with an empty state,
-        again only if `contents` have changed.
+        `report` makes the report, with an empty state, again only if `contents` have changed.
         """
         if contents != self._contents and monotonic() >= self._report_due:
             began, first = thread_time(), self._contents is None
@@ -54,8 +77,11 @@ class LivePage:
             spent = 0.0 if first else thread_time() - began
             self._report_due = monotonic() + max(PAUSE, spent / REPORT_SHARE)
         began = thread_time()
-        now = {"written": strftime(TIME), "pause": f"{self._pause:.0f}", **state()}
-        _write(self._path, self._report, render("state", "", **now))
+        now = state()
+        write_state(self._folder, now)
+        waits, pause = wording.waits_since(now.waits, time()), f"{self._pause:.0f}"
+        text = render("state", "", state=now, waits=waits, written=strftime(TIME), pause=pause)
+        _write(self._folder / NAME, self._report, text)
         self._pause = max(PAUSE, (thread_time() - began) / STATE_SHARE)
         self._due = monotonic() + self._pause
 

@@ -6,7 +6,8 @@
     metrics.jsonl          one line per event, as soon as it happens
     summary.json           the figures of the run: `server_app.summary.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
-    under-way.json         during the run: the finished rounds, and the awaited hospitals
+    log.txt                the lines of the log about the run
+    under-way.json         the state of the run, for `fedhandoff watch`: `server_app.live.State`
     parcels/               the last good parcel of each model
     report.html            the summary as a page; during the run a page that loads itself again
     tensorboard/           with the setting `tracking` (server_app/tracking)
@@ -25,11 +26,11 @@ import os
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from logging import ERROR, INFO
-from math import ceil, inf, isfinite, isnan, nan
+from math import ceil, isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, strftime, time
 from typing import Any, Self
@@ -72,19 +73,18 @@ from strategies.protocol.files import (
 from strategies.protocol.parcel import save
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
-from strategies.protocol.text import amount, inert
+from strategies.protocol.text import amount, inert, printable
 from strategies.registry import strategy_of
 
 # Seconds of silence before the log names the awaited hospitals: at first, and at most. The time
 # doubles after each such line.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
-UNDER_WAY = "under-way.json"
+LINES = "log.txt"
 TIME = "%Y-%m-%d_%H-%M-%S"  # of the start, in the name of a result directory
 CURES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),  # or of the quota
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make that folder writable"),
 }
-NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,6 @@ class _Notes:
     seconds: float
     rounds: int  # the number of finished ones
     resumed: int
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """The contents of under-way.json; `since` is in the time of `time.time`."""
-
-    rounds: int = 0
-    waits: list[Awaited] = field(default_factory=list)
 
 
 class Results:
@@ -123,8 +115,6 @@ class Results:
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
         self._awaited: Sequence[Awaited] = ()
-        self._noted: tuple[int, Sequence[Awaited]] = (-1, ())  # contents of under-way.json
-        self._noted_at = -inf
         self._page = live.LivePage(path)
         self._classes: list[str] = []
         self._spoke, self._silence = self._began, SILENCE
@@ -166,6 +156,7 @@ class Results:
         keys = unflatten_dict(self._settings.run_config)
         self._config = tomli_w.dumps(keys)
         write_whole(self.path / "config.toml", self._config)
+        (self.path / LINES).touch()
         (self.path / LOG).touch()
         state = State(Shelf(self._checkpoint), uuid.uuid4().hex)
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
@@ -242,7 +233,6 @@ class Results:
         rounds, left = self._settings.num_server_rounds, self._seconds_left
         count = expected_count(self._settings, self._events, server_round)
         self._say(INFO, wording.round_line(measured, rounds, count, left))
-        self._note_under_way()
         self._put_away(measured)
         if self._page.is_due:
             self._write_live_page()
@@ -265,7 +255,6 @@ class Results:
         """Note the missing answers; log them after a long silence."""
         now = monotonic()
         self._awaited = awaited
-        self._note_under_way()
         if self._page.is_due:
             self._write_live_page()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
@@ -274,46 +263,36 @@ class Results:
             self._say(INFO, wording.wait_line(awaited, now))
             self._silence = longer
 
-    def _note_under_way(self) -> None:
-        """Write under-way.json, for `fedhandoff watch`, unless it was written just now.
-
-        After the last answer it is always written: it then names no hospital.
-        """
-        present, now = (len(self._rounds), self._awaited), monotonic()
-        late = not self._awaited and self._noted[1]
-        if present == self._noted or (now - self._noted_at < NOTE_PAUSE and not late):
-            return
-        self._noted, self._noted_at = present, now
-        write_whole(self.path / UNDER_WAY, to_json(UnderWay(len(self._rounds), self._waits())))
-
-    def _waits(self) -> list[Awaited]:
-        """The awaited answers, in the time of `time.time`."""
+    def _state(self, left: float = nan) -> live.State:
+        """The state of the run; `left` is the estimated number of seconds until its end."""
         clock = time() - monotonic()
-        return [replace(each, since=round(clock + each.since)) for each in self._awaited]
+        failures, hospitals = wording.failures(self._events), participants(self._events)
+        done, rounds = len(self._rounds), self._settings.num_server_rounds
+        return live.State(
+            progress=wording.progress_line(done, rounds, len(hospitals), left),
+            rounds=[each.number for each in self._rounds],
+            curves=wording.curves(self._rounds),
+            noise=wording.noise_text(self._rounds[-1].figures) if done else "",
+            waits=[replace(each, since=round(clock + each.since)) for each in self._awaited],
+            failed=len(failures),
+            failures=failures[-wording.FAILURES :],
+        )
 
     def _write_live_page(self) -> None:
         """Write the page of the run so far."""
-
-        def state() -> dict[str, Any]:
-            failed, hospitals = wording.failures(self._events), participants(self._events)
-            done, rounds = len(self._rounds), self._settings.num_server_rounds
-            left = self._seconds_left
-            return {
-                "progress": wording.progress_line(done, rounds, len(hospitals), left),
-                "waits": wording.waits_since(self._waits(), time()),
-                "count": len(failed),
-                "failures": failed[-wording.FAILURES :],
-            }
 
         def report() -> str:
             summary = self._summarise(self._events, self._classes, monotonic() - self._began)
             seconds = ceil(live.PAUSE)
             return render(self.path.name, summary, self._events, self._config, live=seconds)
 
-        self._page.write(state, report, (len(self._events), len(self._rounds)))
+        contents = len(self._events), len(self._rounds)
+        self._page.write(lambda: self._state(self._seconds_left), report, contents)
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
+        with (self.path / LINES).open("a", encoding="utf-8") as file:
+            print(printable(text), file=file)
         self._spoke, self._silence = monotonic(), SILENCE
 
     @property
@@ -385,8 +364,9 @@ class Results:
         config = describe(summary.data, self._settings.dataset) + self._config
         write_whole(self.path / "config.toml", config)
         content = to_json(summary, inf_nan_mode="null") + b"\n"
+        self._awaited = ()
+        live.write_state(self.path, self._state())
         write_whole(self.path / SUMMARY, content)
-        (self.path / UNDER_WAY).unlink(missing_ok=True)
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for name, model in state.models.items():

@@ -113,6 +113,18 @@ def main_figures(figures: dict[str, float]) -> list[str]:
     return [name for name in LABELS if name in known - plain]
 
 
+def curves(done: Sequence[Round]) -> dict[str, list[float]]:
+    """By label, each main figure of finished rounds; NaN in a round without it."""
+    mains = [main_figures(each.figures) for each in done]
+    return {
+        LABELS[name]: [
+            each.figures[name] if name in main else nan
+            for each, main in zip(done, mains, strict=True)
+        ]
+        for name in dict.fromkeys(name for main in mains for name in main)
+    }
+
+
 def time_left(done: Sequence[Round], rounds: int) -> float:
     """Estimated seconds until the run ends, by the ends of its finished rounds; NaN = unknown."""
     late = done[-LATELY - 1 :]

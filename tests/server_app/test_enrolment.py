@@ -7,7 +7,7 @@ import pytest
 
 from server_app.results import Results
 from server_app.summary import Summary
-from server_app.watch import Followed, lines
+from server_app.watch import Followed
 from strategies.engine.events import Event
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
@@ -56,7 +56,7 @@ def test_who_has_left_is_no_failure_and_missed_nothing(begin, caplog):
         "visited": [1],
         "missed": [],
     }
-    told = [*lines(Followed.open(results.path)), *caplog.messages]
+    told = [*Followed(results.path).look(), *caplog.messages]
     assert sum("round 2/2" in line for line in told) == 2
     assert not [line for line in told if "of 2 hospitals" in line]
 

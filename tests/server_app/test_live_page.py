@@ -75,10 +75,10 @@ def test_the_page_has_what_watch_shows(results, events, clock):
     results.record(Event("train", 2, 1, HOSTILE[0], "A", "timeout", "No answer."))
     clock["now"] += PAUSE
     results.waits_for([Awaited("B", "train", clock["now"] - 90)])
-    page, run = page_of(results), Followed.open(results.path)
+    page, run = page_of(results), Followed(results.path)
     run.look()
     assert "1 of 2 rounds, 2 hospitals, 10 s left" in page  # as long as round 1
-    assert [*run.headline()][1].removeprefix("under way: ").rpartition(",")[0] in page
+    assert run.now.progress in page
     assert "waits for B to train (90 s)" in page
     failed = f"round 2: {HOSTILE[0]} failed to train (timeout): No answer."
     assert f"{failed} Give it more time with hop-timeout or prepare-timeout." in page

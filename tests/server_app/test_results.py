@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.config import parse_config_args
 from pydantic_core import to_json
 
+from server_app import live
 from server_app import results as module
 from server_app.results import Results
 from server_app.summary import Record, measure_round, summarise
@@ -53,9 +54,9 @@ def test_a_model_with_layers_that_stay_has_no_figure_everywhere(
     summary = results.finish(at(results, "A", "B"))
     assert isfinite(summary.personalized_accuracy)
     assert isfinite(summary.federation_accuracy) is everywhere
-    followed = Followed.open(results.path)
+    followed = Followed(results.path)
     followed.look()
-    assert isfinite(followed.done[-1].figures["federation_accuracy"]) is everywhere
+    assert ("balanced accuracy" in followed.now.curves) is everywhere
 
 
 def raise_(error):
@@ -97,11 +98,13 @@ def test_a_run_leaves_its_files(results, events):
     assert names == [
         "accuracy_matrix.csv",
         "config.toml",
+        "log.txt",
         "metrics.jsonl",
         "parcels/A.npz",
         "parcels/B.npz",
         "report.html",
         "summary.json",
+        "under-way.json",
     ]
     summary = summary_of(results)
     assert summary["status"] == "completed with failures"
@@ -242,6 +245,7 @@ def test_a_run_fails_for_its_own_reason_if_a_parcel_is_damaged(results, monkeypa
 
 def test_a_folder_that_is_removed_under_way_is_named_once(results, caplog):
     state = at(results, "A")
+    results._page = live.LivePage(results.path)  # which is due
     shutil.rmtree(results.path)
     with pytest.raises(OSError, match="There is no such folder") as raised:
         results.waits_for([Awaited("A", "train", 0.0)])
@@ -363,12 +367,11 @@ def test_failures_and_long_answers_are_logged_at_once(results, said):
     ]
 
 
-def test_a_round_that_does_not_wait_takes_until_its_last_test(results, monkeypatch):
+def test_a_round_that_does_not_wait_takes_until_its_last_test(results):
     """Round 1 is from 1 s to 20 s; its tests come when a visit of round 2 is over.
 
     Round 2 is from 8 s to 30 s: one round takes 10 s, and of ten rounds eight are left.
     """
-    monkeypatch.setattr(module, "NOTE_PAUSE", 0.0)
     results._settings = settings(num_server_rounds=10)
     for round_, verb, began, ended in [
         (1, "train", 1, 9),
@@ -382,23 +385,17 @@ def test_a_round_that_does_not_wait_takes_until_its_last_test(results, monkeypat
     results.round_finished(2)
     assert [each.seconds for each in results._rounds] == [19, 22]
     assert results._seconds_left == 80
-    followed = Followed.open(results.path)
-    followed.look()
-    assert [each.seconds for each in followed.done] == [19, 22]
     results._settings = settings(num_server_rounds=10, async__seconds="1")
     assert isnan(results._seconds_left)
 
 
-def test_a_late_undoing_is_no_further_round(results, monkeypatch):
-    monkeypatch.setattr(module, "NOTE_PAUSE", 0.0)
-    followed = Followed.open(results.path)
+def test_a_late_undoing_is_no_further_round(results):
     for round_ in (1, 2):
         verb, outcome = ("train", "ok") if round_ == 1 else ("undo", "useless")
         results.record(Event(verb, 1, 1, "A", "A", outcome))
         results.record(Event("evaluate", round_, 1, "A", "A", metrics={"accuracy": 0.5}))
         results.round_finished(round_)
-        followed.look()
-    assert [each.number for each in followed.done] == [1, 2]
+    assert results._state().rounds == [1, 2]
 
 
 def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, said, monkeypatch):
@@ -424,32 +421,25 @@ def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, sai
     assert len(told_until(232)) == 1
 
 
-def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events, monkeypatch):
-    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 0.0)
+def test_whom_the_server_waits_for_is_on_disk(results, events, monkeypatch):
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "STATE_SHARE", 1e9)
+    results._page = live.LivePage(results.path)
+
+    def told():
+        return json.loads((results.path / "under-way.json").read_text())
+
     awaited = [Awaited("A", "train", monotonic() - 60)]
     results.waits_for(awaited)
-    under_way = json.loads((results.path / "under-way.json").read_text())
-    assert under_way["rounds"] == 0
-    [wait] = under_way["waits"]
+    assert told()["rounds"] == []
+    [wait] = told()["waits"]
     assert (wait["hospital"], wait["verb"]) == ("A", "train")
     assert wait["since"] == pytest.approx(time() - 60, abs=5)
     run(results, events[:10])
-    assert json.loads((results.path / "under-way.json").read_text())["rounds"] == 1
-    results.waits_for([])
-    assert json.loads((results.path / "under-way.json").read_text())["waits"] == []
-    results.finish(at(results))
-    assert not (results.path / "under-way.json").exists()
-
-
-def test_short_waits_are_not_written_each_time(results, monkeypatch):
-    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 3600.0)
-    path = results.path / "under-way.json"
-    results.waits_for([Awaited("A", "train", 1.0), Awaited("B", "train", 1.0)])
-    first = path.read_bytes()
-    results.waits_for([Awaited("B", "train", 1.0)])
-    assert path.read_bytes() == first
-    results.waits_for([])  # nobody is late any more
-    assert json.loads(path.read_text())["waits"] == []
+    assert told()["rounds"] == [1]
+    assert told()["waits"]
+    results.fail(RuntimeError("the power went"), at(results))
+    assert told()["waits"] == []
 
 
 def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(results, events):

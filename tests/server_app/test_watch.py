@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from cli import main
-from server_app import watch
+from server_app import live, watch
 from server_app.results import Results
 from server_app.watch import BLOCKS, PLAIN, Followed, curve, follow, picture
 from strategies.engine.courier import Awaited
@@ -25,7 +25,8 @@ from tests.fakes import settings
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("server_app.results.NOTE_PAUSE", 0.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+    monkeypatch.setattr(live, "STATE_SHARE", 1e9)
     monkeypatch.setattr(watch, "LOOK", 0.01)
     monkeypatch.setattr(watch, "START_UP", 0.0)
 
@@ -79,12 +80,12 @@ def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events)
     end(results)
     status, lines = shown(results.path)
     assert status == 0
-    assert lines[0] == f"feder, {results.path}"
+    assert lines[0] == f"feder, 2 rounds: {results.path}"
     assert [re.sub(r"  \d+ s left", "", line) for line in lines[1:-4]] == [
         *("A is ready (5 s)", "B is ready (5 s)"),
-        "round 2: B failed to train (timeout): No answer.",
         "round 1/2  held 0.275 (lowest 0.250 at B)"
         "  balanced accuracy 0.350 (lowest 0.250, 'A' at B)",
+        "round 2: B failed to train (timeout): No answer.",
         "round 2/2  held 0.325 (lowest 0.250 at B)"
         "  balanced accuracy 0.300 (lowest 0.200, 'A' at B)  1 of 2 hospitals",
     ]
@@ -94,27 +95,22 @@ def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events)
     assert lines[-1] == str(results.path)
 
 
-def test_lines_of_earlier_rounds_do_not_know_what_came_later(begin, events, monkeypatch):
+def test_lines_of_earlier_rounds_do_not_know_what_came_later(begin, events):
     """Hospital C joins after round 1, without training: then 1 of 3 train, before it 2 of 2.
 
     A hospital prepares in round 0, whenever it joins. D is only seen when both rounds are over; and
     then a copy of round 1 is undone.
     """
-    monkeypatch.setattr(Followed, "state", lambda run: "under way")
-    monkeypatch.setattr(Followed, "seconds_left", 30.0)
     results = begin()
     do(results, events, rounds=(0, 1))
     results.record(Event("query.prepare", 0, 0, "C", "C"))
     do(results, events, rounds=(2,))
     results.record(Event("query.prepare", 0, 0, "D", "D"))
     results.record(Event("undo", 1, 1, "A", "A", "useless", "It is useless."))
-    run = Followed.open(results.path)
-    run.rounds = 3
-    following = watch.lines(run)
-    said = [next(following) for _ in range(9)]
-    first, second = (line for line in said if line.startswith(("round 1/3", "round 2/3")))
-    assert first.endswith("'A' at B)")
-    assert second.endswith("1 of 3 hospitals  30 s left")
+    end(results)
+    first, second = (line for line in shown(results.path)[1] if re.match(r"round \d/2 ", line))
+    assert re.search(r"'A' at B\)  \d+ s left$", first)
+    assert second.endswith("1 of 3 hospitals")
 
 
 def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_path, monkeypatch):
@@ -189,7 +185,7 @@ def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, even
     do(results, [*balanced(events)], rounds=(0, 1))
     results.record(Event("train", 2, 1, "B", "A", "timeout", "No answer."))
     results.waits_for([Awaited("A", "train", monotonic() - 90)])
-    run = Followed.open(results.path)
+    run = Followed(results.path)
     run.look()
     output = io.StringIO()
     console = Console(file=output, width=80, highlight=False)
@@ -208,42 +204,22 @@ def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, even
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(begin):
     results = begin()
-    run = Followed.open(results.path)
-    results.record(Event("query.enrol", 0, 0, "A"))
-    with (results.path / "metrics.jsonl").open("a") as file:
-        file.write('{"verb": "train", "rou')
-    assert [event.verb for event in run.look()] == ["query.enrol"]
-    assert run.look() == []
-    rest = {"round": 1, "hop": 1, "hospital": "A", "metrics": {}, "time": 1.0}
-    with (results.path / "metrics.jsonl").open("a") as file:
-        file.write('nd": 1, ' + json.dumps(rest)[1:].replace('"round": 1, ', "") + "\n")
-    assert [event.verb for event in run.look()] == ["train"]
+    run = Followed(results.path)
+    assert run.look() == [f"feder, 2 rounds: {results.path}"]
+    for part, expected in (("A is \xa0rea", []), ("dy\nB", ["A is \xa0ready"]), ("\n", ["B"])):
+        with (results.path / "log.txt").open("a") as file:
+            file.write(part)
+        assert run.look() == expected
 
 
-def test_the_events_that_a_resumed_run_drops_are_forgotten(begin):
-    """A resumed run cuts its file down to the checkpoint, here after one of three events."""
+def test_the_curves_of_a_run_that_has_ended_are_those_of_all_its_rounds(begin, events):
     results = begin()
-    for hospital in "ABC":
-        results.record(Event("query.enrol", 0, 0, hospital))
-    run, file = Followed.open(results.path), results.path / "metrics.jsonl"
-    assert [event.hospital for event in run.look()] == ["A", "B", "C"]
-    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
-    run.look()
-    results.record(Event("query.enrol", 0, 0, "another"))
-    run.look()
-    assert [event.hospital for event in run.events] == ["A", "another"]
-
-
-def test_a_run_of_another_version_with_planned_members_is_followed(begin, events):
-    results = begin()
-    do(results, events)
+    do(results, [*balanced(events)])
     end(results)
-    config = results.path / "config.toml"
-    text = config.read_text().replace('enrolment = ""', 'enrolment = "A: 1"')
-    config.write_text(text.replace("seed = 0", 'seed = "any"'))
-    status, lines = shown(results.path)
-    assert status == 0
-    assert lines[-1] == str(results.path)
+    lines = [line.strip() for line in shown(results.path, terminal=True)[1]]
+    assert any("completed with failures: 2 of 2 rounds, 2 hospitals\x1b" in line for line in lines)
+    held = next(re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines if "held" in line)
+    assert re.fullmatch(r"held\s+0.325  \|▂▃\|\s+best 0.325, round 2", held)
 
 
 def test_a_curve_is_on_one_scale_and_as_wide_as_there_is_room():
