@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from pages.figures import percent
+from pages.figures import number, percent
 from pages.page import Marked
 
 UNABLE = Marked("cannot tell", "warn")
@@ -83,7 +83,7 @@ def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
     return [
         Check(
             LEAK,
-            f"{leak['value']:.3f} ({leak['low']:.3f} to {leak['high']:.3f})",
+            number(leak),
             f"upper end at most {limit:g}",
             PASS if leak["high"] <= limit else UNABLE,
         ),

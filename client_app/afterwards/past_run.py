@@ -29,7 +29,7 @@ from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
-from learning.intervals import Estimate
+from pages.figures import Figure
 from strategies.protocol.files import FileError, read_bytes, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError, defaults
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 class _Success(TypedDict, total=False):
-    auc: Estimate
-    accuracy: Estimate
+    auc: Figure
+    accuracy: Figure
 
 
 class _Contrast(TypedDict):
@@ -54,7 +54,7 @@ _Attack = TypedDict(
     {
         "lineage": str,
         "round": int,
-        "leak": Estimate,
+        "leak": Figure,
         "able": bool,
         "by-loss": _Contrast,
         "by-network": NotRequired[_Success],

@@ -265,7 +265,7 @@ def test_what_a_hospital_noted_is_read_or_named(name, tmp_path):
         with suppress(SettingsError):
             read_mixture(folder)
         for each in past.attacks():
-            assert each["leak"].low is not None
+            assert each["leak"]["low"] is not None
 
 
 def test_a_number_of_rounds_keeps_nobody_waiting(results, tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from gan.presets import PresetError
-from learning.intervals import Estimate
+from pages.figures_view import figure_cell
 from pages.release_view import noun_of, release_checks
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.settings import Settings, SettingsError
@@ -31,9 +31,9 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
         "attacked": [
             [
                 f"{each['lineage']}, round {each['round']}",
-                f"{_interval(each['leak'])}{'' if each['able'] else ' (too few images to tell)'}",
-                _interval(each["by-loss"]["attack"].get("auc")),
-                _interval(each.get("by-network", {}).get("accuracy")),
+                f"{figure_cell(each['leak'])}{'' if each['able'] else ' (too few images to tell)'}",
+                figure_cell(each["by-loss"]["attack"].get("auc")),
+                figure_cell(each.get("by-network", {}).get("accuracy")),
             ]
             for each in past.attacks()
         ],
@@ -43,7 +43,7 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
                 + f"{amount(each['classes'], 'class')}, {amount(each['features'], 'feature')}",
                 f"ε = {each['epsilon']:g}" if each["epsilon"] else "none",
                 *(
-                    _interval(each[name]["attack"].get("auc")) if name in each else None
+                    figure_cell(each[name]["attack"].get("auc")) if name in each else None
                     for name in ("difference", "span", "likelihood")
                 ),
             ]
@@ -51,10 +51,6 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
         ],
         "policy": _policy(past, policy) if past.policies else None,
     }
-
-
-def _interval(figure: Estimate | None) -> str | None:
-    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})" if figure else None
 
 
 def _policy(past: PastRun, policy: Path | None) -> dict[str, Any]:
