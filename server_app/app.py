@@ -5,9 +5,9 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from time import monotonic
 
 from flwr.app import Context
 from flwr.common import log
@@ -53,10 +53,8 @@ def main(grid: Grid, context: Context) -> None:
             for notice in notices(settings, strategy, simulated=courier.simulates):
                 log(WARNING, "%s", notice)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
-            began = monotonic()
-            baseline = _run_baseline(settings, chosen, results.path)
-            others = monotonic() - began
-        summary = results.finish(state, baseline, others)
+            baseline = partial(_run_baseline, settings, chosen, results.path)
+            summary = results.finish(state, baseline)
     except (Exception, KeyboardInterrupt) as raised:
         error = results.explain(raised)
         results.fail(error, state)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from pathlib import Path
 
-from pages.verdicts.methods import APART, count_pairs, describe_noise
+from pages.verdicts.methods import APART, count_pairs
 from server_app.comparison import COLUMNS, COSTS, MORE, OVER_TASKS, Column, Comparison, Method
 from server_app.measures import mean, spread
 from strategies.protocol.files import replacing
@@ -54,13 +54,13 @@ def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
     parts = [*map(_wrap, comparison.conclusions)]
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
-    if comparison.noised_methods:
-        parts.append(_wrap(describe_noise(comparison.noised_methods)))
+    if noise := comparison.noise:
+        parts.append(_wrap(noise))
     if unlike := comparison.different_settings:
         lines = [_wrap(f"  {kind}: {key} – {values}", "     ") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
     if comparison.left_out:
-        lines = [f"  {each.path} {each.reason}" for each in comparison.left_out]
+        lines = [f"  {path} {reason}" for path, reason in comparison.left_out.items()]
         parts.append("\n".join(["Left out:", *lines]))
     return "\n\n".join([*parts, _wrap(comparison.about)] if comparison.methods else parts)
 

@@ -7,7 +7,7 @@ from typing import Any
 from pages.figures import deviation
 from pages.page import capital, render
 from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
-from pages.verdicts.methods import APART, count_pairs, describe_noise
+from pages.verdicts.methods import APART, count_pairs
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
 from server_app.runs import METRICS
@@ -28,9 +28,9 @@ def page(comparison: Comparison) -> str:
         about=comparison.about,
         repeated=comparison.most_runs > 1,
         apart=APART,
-        noised=describe_noise(comparison.noised_methods) if comparison.noised_methods else "",
+        noised=comparison.noise,
         unlike=comparison.different_settings,
-        left_out=[[each.path, each.reason] for each in comparison.left_out],
+        left_out=[*comparison.left_out.items()],
         methods=[method.title for method in methods],
         figures=[_figure(comparison, each) for each in measured],
         costs_head=["method", *(" ".join(each.heading) for each in COSTS)],

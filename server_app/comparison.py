@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pages.figures import ROUNDING, Figure, number
+from pages.figures import ROUNDING, Figure, direction, number
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
-from server_app.runs import CompletedRun, LeftOut, find
+from server_app.runs import CompletedRun, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import amount, setting_text
 
@@ -200,7 +200,8 @@ class Difference:
     @property
     def higher_method(self) -> str:
         """The name of the method that is shown to be higher; empty if none is."""
-        return methods.higher_method(self.figure, self.first.name, self.second.name)
+        names = {"better": self.first.name, "worse": self.second.name}
+        return names.get(direction(self.figure), "") if self.figure else ""
 
     @property
     def cells(self) -> list[str]:
@@ -219,7 +220,7 @@ class Comparison:
     """The methods of some runs, and their differences."""
 
     methods: list[Method]  # in order of their names
-    left_out: list[LeftOut]  # places without a comparable run, and the reasons
+    left_out: dict[Path, str]  # places without a comparable run, and the reasons
 
     @property
     def hospitals(self) -> list[str]:
@@ -237,10 +238,14 @@ class Comparison:
         return methods.explain(self.most_runs, len(self.methods))
 
     @property
-    def noised_methods(self) -> list[str]:
-        """The methods whose figures have noise."""
-        runs = [(each.name, run) for each in self.methods for run in each.runs.values()]
-        return [*dict.fromkeys(name for name, run in runs if isfinite(run.figures["noise"]))]
+    def noise(self) -> str:
+        """The remark on methods whose figures have noise; empty if there are none."""
+        noised = [
+            each.name
+            for each in self.methods
+            if any(isfinite(run.figures["noise"]) for run in each.runs.values())
+        ]
+        return methods.describe_noise(noised) if noised else ""
 
     @property
     def conclusions(self) -> list[str]:
@@ -349,7 +354,7 @@ def compare(places: Iterable[Path]) -> Comparison:
         repeat = run.settings["seed"], run.settings["fold"]
         if older := group.get(repeat):
             reason = f"has the settings and seed of {run.path}, which is compared in its place"
-            left_out.append(LeftOut(older.path, reason))
+            left_out[older.path] = reason
         group[repeat] = run
     hospitals = {name for run in runs for name in run.hospitals}
     if (cells := len(groups) ** 2 * len(hospitals)) > MOST_CELLS:

@@ -24,7 +24,7 @@ import csv
 import errno
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -172,12 +172,11 @@ class Results:
         A stopped run may live for a while, since its server learns of the stop late.
         """
         directory = os.open(self.path, os.O_RDONLY)
-        try:
-            if not lock_once(directory):
-                os.close(directory)
-                raise CheckpointError("its server still runs: wait until it has ended")
-        except OSError:
-            os.close(directory)  # a file system without locks
+        with suppress(OSError):  # a file system without locks
+            if lock_once(directory):
+                return
+            os.close(directory)
+            raise CheckpointError("its server still runs: wait until it has ended")
 
     def _go_on(self) -> State:
         self._claim()  # first: a server that still runs may yet end, and remove its checkpoint
@@ -309,12 +308,9 @@ class Results:
         self._rounds.append(measured)
         return measured
 
-    def finish(self, state: State, baseline: Summary | None = None, others: float = 0.0) -> Summary:
-        """Write the files of a completed run; returns its summary, compared with a baseline.
-
-        `others` are seconds that do not count, since the baseline ran.
-        """
-        summary = self._close(state, "", baseline, others)
+    def finish(self, state: State, baseline: Callable[[], Summary | None] | None = None) -> Summary:
+        """Write the files of a completed run; returns its summary, compared with a `baseline`."""
+        summary = self._close(state, "", baseline)
         checkpoint.remove(self._checkpoint)
         return summary
 
@@ -354,13 +350,13 @@ class Results:
             log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
 
     def _close(
-        self, state: State, error: str, baseline: Summary | None = None, others: float = 0.0
+        self, state: State, error: str, baseline: Callable[[], Summary | None] | None = None
     ) -> Summary:
-        wall_seconds = monotonic() - self._began - others
+        wall_seconds = monotonic() - self._began
         events = self._all_events()
         summary = self._summarise(events, state.outputs, wall_seconds, error)
-        if baseline:
-            summary = judge_with_baseline(summary, baseline)
+        if baseline and (compared := baseline()):
+            summary = judge_with_baseline(summary, compared)
         config = describe(summary.data, self._settings.dataset) + self._config
         write_whole(self.path / "config.toml", config)
         content = to_json(summary, inf_nan_mode="null") + b"\n"
@@ -441,10 +437,10 @@ def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None
     Raises:
         SettingsError: A setting differs that may not change.
     """
-    before, now = config, settings.run_config
-    for key in sorted((before.keys() | now.keys()) - MAY_CHANGE):
-        if before.get(key) != now.get(key):
+    now = settings.run_config
+    for key in sorted((config.keys() | now.keys()) - MAY_CHANGE):
+        if config.get(key) != now.get(key):
             raise SettingsError(
                 f"The setting '{key}' is {excerpt(now.get(key))}, but the run to resume has "
-                f"{excerpt(before.get(key))}: resume it with --run-config '{resume}'."
+                f"{excerpt(config.get(key))}: resume it with --run-config '{resume}'."
             )

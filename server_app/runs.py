@@ -35,14 +35,6 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A place without a comparable run, and the reason."""
-
-    path: Path
-    reason: str
-
-
-@dataclass(frozen=True)
 class CompletedRun:
     """A run that has completed."""
 
@@ -65,24 +57,27 @@ class CompletedRun:
     code: str  # its commit, as noted by benchmarks.reproduce, or its hash; empty = unknown
 
 
-def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
-    """All runs in some places: result directories, or folders that contain some at any depth."""
-    runs, left_out = [], []
+def find(places: Iterable[Path]) -> tuple[list[CompletedRun], dict[Path, str]]:
+    """All runs in some places: result directories, or folders that contain some at any depth.
+
+    Returns:
+        The runs; and the places without a comparable run, with the reasons.
+    """
+    runs: dict[Path, CompletedRun] = {}
+    left_out: dict[Path, str] = {}
     for place in dict.fromkeys(Path(os.path.realpath(expand(path))) for path in places):
         found = list(islice(_directories(place), MOST_RUNS + 1))
         if not found:
             reason = "holds no run" if place.is_dir() else "is not a folder"
-            reason += ": give a result directory, or a folder that contains some"
-            left_out.append(LeftOut(place, reason))
+            left_out[place] = f"{reason}: give a result directory, or a folder that contains some"
         elif len(found) > MOST_RUNS:
-            reason = f"holds more than {MOST_RUNS} runs, of which the others are not read"
-            left_out.append(LeftOut(place, reason))
+            left_out[place] = f"holds more than {MOST_RUNS} runs, of which the others are not read"
         for path in found[:MOST_RUNS]:
             try:
-                runs.append(_read(path))
+                runs[path] = _read(path)
             except (OSError, ValueError, LookupError) as error:
-                left_out.append(LeftOut(path, _reason(path, error)))
-    return list({run.path: run for run in runs}.values()), left_out
+                left_out[path] = _reason(path, error)
+    return [*runs.values()], left_out
 
 
 def _directories(place: Path) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from pages.figures import Figure, direction
 from strategies.protocol.text import amount
 
 SEEDS = 3  # the least number of seeds for an interval
@@ -41,14 +40,8 @@ def describe_noise(names: Iterable[str]) -> str:
     )
 
 
-def higher_method(difference: Figure | None, first: str, second: str) -> str:
-    """The method that is shown to be higher; empty if the interval of the difference includes 0."""
-    word = direction(difference) if difference else ""
-    return {"better": first, "worse": second}.get(word, "")
-
-
 def judge_difference(seeds: int, has_interval: bool, higher: str) -> str:
-    """The verdict on a difference over some seeds; `higher` as `higher_method` returns it."""
+    """The verdict on a difference over some seeds; `higher` is the method shown to be higher."""
     if not seeds:
         return "not measured, or no seed in common"
     if seeds < SEEDS:

@@ -7,7 +7,6 @@ run sends all its rounds again; a tracker takes each round once.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from logging import INFO, WARNING
 from math import isfinite
@@ -46,22 +45,16 @@ class Tracker(Protocol):
         """Take the tags of a run that ended, its `status` first, its files, and its report."""
 
 
-@dataclass
-class _Line:
-    """The calls that a tracker has not taken yet."""
-
-    tracker: Tracker
-    waiting: deque[Callable[[Tracker], None]]
-    broken: bool = False
+_Call = Callable[[Tracker], None]
 
 
 class Feed:
     """Sends a run's figures to all its trackers."""
 
     def __init__(self, settings: Settings) -> None:
-        self._lines = {
-            name: _Line(tracker, deque()) for name, tracker in trackers_of(settings).items()
-        }
+        self._trackers = trackers_of(settings)
+        # By tracker, the calls that it has not taken yet
+        self._waiting: dict[str, deque[_Call]] = {name: deque() for name in self._trackers}
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
         """Begin a run, or continue it."""
@@ -69,7 +62,7 @@ class Feed:
 
     def round(self, measured: Round, events: Sequence[Event], hospitals: Sequence[str]) -> None:
         """Send a round, its `RoundEvents.events`, and the hospitals that took part so far."""
-        if not self._lines:
+        if not self._trackers:
             return
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
@@ -79,7 +72,7 @@ class Feed:
 
         `render` makes the report without synthetic images, which are not sent either.
         """
-        if not self._lines:
+        if not self._trackers:
             return
         page = render()
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
@@ -89,26 +82,25 @@ class Feed:
         tags = {"status": summary.status} | ({"data": ", ".join(kinds)} if kinds else {})
         tags |= {"noise": "in all figures of hospitals"} if isfinite(summary.noise) else {}
         self._tell(lambda tracker: tracker.end(tags, files, page))
-        for name, line in self._lines.items():
-            if line.waiting:
+        for name, waiting in self._waiting.items():
+            if waiting:
                 log(WARNING, "%s has not received all figures of this run", name)
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
-        for name, line in self._lines.items():
-            line.waiting.append(call)
+    def _tell(self, call: _Call) -> None:
+        for name, waiting in self._waiting.items():
+            waiting.append(call)
+            failed_before = len(waiting) > 1
             try:
-                while line.waiting:
-                    line.waiting[0](line.tracker)
-                    line.waiting.popleft()
+                while waiting:
+                    waiting[0](self._trackers[name])
+                    waiting.popleft()
             except Exception as error:  # a tracker's library may raise anything
-                if not line.broken:
+                if not failed_before:
                     reason = redact(str(error))
                     log(WARNING, "Tracking by %s fails, the run continues: %s", name, reason)
-                line.broken = True
             else:
-                if line.broken:
+                if failed_before:
                     log(INFO, "Tracking by %s works again, and has all rounds", name)
-                line.broken = False
 
 
 def trackers_of(settings: Settings) -> dict[str, Tracker]:

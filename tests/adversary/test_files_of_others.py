@@ -160,7 +160,9 @@ def test_a_changed_run_is_compared_or_left_out(name, results, tmp_path):
         with io.StringIO(newline="") as table:
             csv.writer(table).writerows(records(found))
         assert is_plain(said[1])
-        outcomes |= {each.reason.startswith("has the settings and seed") for each in found.left_out}
+        outcomes |= {
+            reason.startswith("has the settings and seed") for reason in found.left_out.values()
+        }
         for read in (events_of, rounds_of, read_turns):
             with suppress(OSError, FileError, SettingsError):
                 read(folder)
@@ -330,7 +332,7 @@ def test_a_run_with_absurd_figures_is_left_out(place, results, tmp_path):
         summary["wall_seconds"] = 1e308
     (folder / "summary.json").write_text(json.dumps(summary))
     found = compare([folder, results[0]])
-    assert [each.reason for each in found.left_out] == [
+    assert [*found.left_out.values()] == [
         "cannot be read (its summary.json has the figure 1e+308.)"
     ]
     assert found.methods
@@ -396,7 +398,7 @@ def test_a_pipe_in_a_folder_keeps_nobody_waiting(results, tmp_path):
         folder = copy_of(results[0], tmp_path)
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        assert [each.path for each in compare([folder]).left_out] == [folder]
+        assert [*compare([folder]).left_out] == [folder]
 
 
 def test_a_changed_dossier_is_checked_or_named(tmp_path):

@@ -226,7 +226,7 @@ def test_runs_that_lose_visits_on_purpose_are_another_method(tmp_path):
         run = write_run(tmp_path / f"runs-{losses}" / "run", "rwt", 0, (value, value))
         (run / "visits").write_text(losses)
     comparison = compare(sorted(tmp_path.iterdir()))
-    assert comparison.left_out == []
+    assert comparison.left_out == {}
     names = ["rwt, visits=all", "rwt, visits=lost 0.2"]
     assert [method.name for method in comparison.methods] == names
     values = "all ('rwt, visits=all'); lost 0.2 ('rwt, visits=lost 0.2')"
@@ -320,7 +320,7 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
         comparison = compare(places)
     finally:
         os.close(held)
-    reasons = {each.path.name: each.reason for each in comparison.left_out}
+    reasons = {path.name: reason for path, reason in comparison.left_out.items()}
     assert reasons["failed"] == "failed: the power went"
     assert reasons["under-way"] == "is under way"
     assert reasons["stopped"].startswith("has not completed; resume it with --run-config '")
@@ -334,15 +334,15 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert reasons["0"] == f"has the settings and seed of {again}, which is compared in its place"
     assert len(comparison.left_out) == 9
     assert comparison.methods[0].values(BALANCED)[0] == pytest.approx(0.1)
-    assert all(each.reason in text(comparison) for each in comparison.left_out)
-    assert find([study / "cwt", study / "cwt" / "1"])[1] == []
+    assert all(reason in text(comparison) for reason in comparison.left_out.values())
+    assert find([study / "cwt", study / "cwt" / "1"])[1] == {}
 
 
 def test_runs_beyond_the_limit_are_named(study, monkeypatch):
     monkeypatch.setattr("server_app.runs.MOST_RUNS", 3)
     found, left_out = find([study])
     assert len(found) == 3
-    assert [(each.path, each.reason) for each in left_out] == [
+    assert [*left_out.items()] == [
         (study, "holds more than 3 runs, of which the others are not read")
     ]
 

@@ -78,7 +78,7 @@ def test_every_reader_has_room_for_each_pair_of_hospitals(folder, monkeypatch):
     write_run_crate(folder)
     assert len(rounds(folder)) == 2
     (compared,), left_out = find([folder])
-    assert (compared.path, left_out) == (folder, [])
+    assert (compared.path, left_out) == (folder, {})
     (watched := Followed(folder)).look()
     assert watched.summary is not None
     assert read_summary(folder)["status"] == "completed with failures"
