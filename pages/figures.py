@@ -201,6 +201,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
+def measured_rows(rows: Iterable[Assessment], kind: str = "model") -> list[Assessment]:
+    """The rows of a kind with a balanced accuracy."""
+    return [row for row in rows if row["kind"] == kind and row["balanced_accuracy"]]
+
+
 def is_noised(rows: Iterable[Assessment]) -> bool:
     """Whether figures of these rows have noise."""
     return any("noise" in (row[name] or ()) for row in rows for name in FIGURES)

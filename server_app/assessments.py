@@ -16,6 +16,7 @@ from pages.figures import (
     combine,
     largest_class,
     mean_over_hospitals,
+    measured_rows,
 )
 from server_app.measures import Round, sampled_figure
 from strategies.engine.events import Event
@@ -132,7 +133,7 @@ def _patients(rows: Sequence[Assessment]) -> float | None:
 
 def headline(rows: Sequence[Assessment], last: Round) -> Headline | None:
     """`Summary.headline`: the mean over held models; without them, the federation's figure."""
-    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    tests = measured_rows(rows)
     figure = "federation_balanced_accuracy"
     if held := [row for row in tests if row["held"]]:
         figure, tests = "personalized_balanced_accuracy", held
@@ -154,7 +155,7 @@ def headline(rows: Sequence[Assessment], last: Round) -> Headline | None:
 
 def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) -> Figure | None:
     """The federation's balanced accuracy; None if unknown, or if only held models were tested."""
-    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    tests = measured_rows(rows)
     name = "federation_balanced_accuracy"
     if not isfinite(figures[name]) or all(row["held"] for row in tests):
         return None

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from pages.figures import Assessment, Figure, Headline
+from pages.figures import Assessment, Figure, Headline, measured_rows
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing
@@ -208,8 +208,8 @@ def _worth(run: Record) -> list[Verdict]:
 
 
 def _mean_standalone(run: Record) -> float:
-    rows = [row for row in run.assessments if row["kind"] == "standalone"]
-    return mean(row["balanced_accuracy"]["value"] for row in rows if row["balanced_accuracy"])
+    rows = measured_rows(run.assessments, "standalone")
+    return mean(row["balanced_accuracy"]["value"] for row in rows)
 
 
 def _best_figures(run: Record) -> dict[str, float]:
@@ -493,10 +493,7 @@ def judge_with_baseline(summary: Summary, baseline: Summary) -> Summary:
     """The summary with verdicts on the comparison of its models with a baseline's models."""
     runs = (summary, baseline)
     everywhere = [figure_everywhere(each.assessments, vars(each)) for each in runs]
-    rows = [
-        [row for row in each.assessments if row["kind"] == "model" and row["balanced_accuracy"]]
-        for each in runs
-    ]
+    rows = [measured_rows(each.assessments) for each in runs]
     tests = {"At home": [[row for row in each if row["held"]] for each in rows]}
     # The interval of a sample of pairs does not cover the choice of patients.
     if all(each and "sampled" not in each for each in everywhere):

@@ -20,10 +20,11 @@ from time import localtime, strftime
 
 from learning.intervals import Z
 from pages.figures import number
+from pages.verbs import VERBS
 from server_app.measures import Round, sampled_figure, visit_ends
 from server_app.summary import LABELS
 from strategies.engine.courier import Awaited
-from strategies.engine.events import UNDO, Event
+from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.text import amount
@@ -45,15 +46,6 @@ CURES = {
     "policy": "Change the setting, or ask the hospital to change its policy.",
     "ledger": "Free space on the hospital's disk.",
     "useless": "Lower train.learning-rate at the hospital that trained the model.",
-}
-VERBS = {
-    "query.live": "say that it is there",
-    "query.enrol": "enrol",
-    "query.prepare": "prepare",
-    "train": "train",
-    "train.rewind": "train (rewind)",
-    "evaluate": "test",
-    UNDO: "make a useful model",
 }
 
 

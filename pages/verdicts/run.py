@@ -12,6 +12,7 @@ from pages.figures import (
     direction,
     is_noised,
     mean_over_hospitals,
+    measured_rows,
     number,
 )
 from pages.verdicts.model import (
@@ -53,7 +54,7 @@ def judge_run(
     """
     if headline is None:
         return [verdict("open", "No hospital reports the balanced accuracy of a model.")]
-    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    tests = measured_rows(rows)
     held = [row for row in tests if row["held"]]
     own, noised = held or tests, is_noised(tests)
     learnt = judge_all(own) == "good"

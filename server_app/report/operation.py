@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from pages import plots
+from pages.verbs import VERBS
 from server_app.summary import Summary
 from strategies.engine.events import Event, visits
 from strategies.protocol.console import duration
@@ -16,13 +17,6 @@ from strategies.protocol.text import setting_text
 LISTED = 20  # most kinds of failures on the page; summary.json has all
 HOPS = 1000  # most rows of the table of hops; metrics.jsonl has all
 FOLDED = 300  # most cells of a picture that is not folded
-SAID = {
-    "query.enrol": "enrols",
-    "query.prepare": "prepares its first model",
-    "train": "trains a model",
-    "train.rewind": "trains a model that was sent back",
-    "evaluate": "tests a model",  # an event for each model of an answer
-}
 
 
 def figures(
@@ -76,7 +70,7 @@ def _failures(summary: Summary) -> list[list[object]]:
     return [
         [
             outcome,
-            SAID.get(verb, verb),
+            VERBS.get(verb, verb),
             len(same),
             join_names(list(dict.fromkeys(each["hospital"] for each in same))),
             join_names(list(dict.fromkeys(str(each["round"]) for each in same))),
@@ -104,7 +98,7 @@ def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[s
 
 def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
     """The seconds and bytes of an answer of each kind."""
-    for verb, step in SAID.items():
+    for verb, step in VERBS.items():
         answers = [event for event in events if event.verb == verb and event.outcome == "ok"]
         if answers:
             seconds = [event.seconds for event in answers]

@@ -9,7 +9,7 @@ from typing import Any
 
 from learning.intervals import Z
 from pages import plots
-from pages.figures import Assessment, Figure, size
+from pages.figures import Assessment, Figure, measured_rows, size
 from pages.figures_view import (
     CLASS,
     MORE,
@@ -172,5 +172,5 @@ def _cells(row: Assessment) -> list[object]:
 
 def _rows_of_kind(summary: Summary, kind: str) -> list[Assessment]:
     """The rows of a kind with a balanced accuracy, sorted by hospital."""
-    rows = [row for row in summary.assessments if row["kind"] == kind and row["balanced_accuracy"]]
+    rows = measured_rows(summary.assessments, kind)
     return sorted(rows, key=lambda row: str(row["hospital"]))

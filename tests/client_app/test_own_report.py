@@ -401,7 +401,7 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     sizes = sum(
         r.get("bytes", 0) for line in lines if line["verb"] == "train" for r in line["left"]
     )
-    assert f"train a model | {counts['train']} | 0 | {counts['train']} models" in text
+    assert f"train | {counts['train']} | 0 | {counts['train']} models" in text
     assert f"| {sizes:,} |" in text
     assert "method | cwt |" in text
     assert "rounds | 2 of 2 |" in text

@@ -266,7 +266,7 @@ def test_classes_are_shown_only_if_a_hospital_reports_one():
 
 def test_tests_are_counted_by_model():
     """A hospital tests all three in one answer; four rounds, three hospitals."""
-    assert "tests a model 36 0.5 0.5" in text_of(learnt().page())
+    assert "test 36 0.5 0.5" in text_of(learnt().page())
 
 
 def test_without_a_good_visit_no_bytes_of_a_visit_are_named():
@@ -279,7 +279,7 @@ def test_participation_and_failures_are_named():
     page = one_missing().page()
     row = '<th scope="row">linz</th><td class="at">●</td><td class="miss">×</td>'
     assert row in page
-    failure = ["timeout", "trains a model", "1", "linz", "2", "No answer."]
+    failure = ["timeout", "train", "1", "linz", "2", "No answer."]
     assert "".join(f"<td>{cell}</td>" for cell in failure) in bare(page)
     assert "The run was completed. Failures of hospitals: 1;" in text_of(page)
 
@@ -301,7 +301,7 @@ def test_privacy_accounts_are_shown_where_there_are_any(events):
 
 def test_failures_of_one_kind_are_one_line(events):
     page = fake_run([*events, *events[11:12] * 100]).page()
-    assert "<td>timeout</td><td>trains a model</td><td>101</td><td>B</td>" in bare(page)
+    assert "<td>timeout</td><td>train</td><td>101</td><td>B</td>" in bare(page)
     kinds = [replace(events[11], reason=f"Reason {k}.") for k in range(LISTED + 5)]
     page = fake_run([*events, *kinds]).page()
     assert page.count("<td>timeout</td>") == LISTED

@@ -6,16 +6,10 @@ from typing import Any
 
 from client_app.afterwards.past_run import PastRun
 from pages.release_view import noun_of
+from pages.verbs import VERBS
 from strategies.protocol.settings import defaults
 from strategies.protocol.text import setting_line
 
-VERBS = {
-    "query.enrol": "enrol",
-    "query.prepare": "prepare its first model",
-    "train": "train a model",
-    "train.rewind": "train a model (rewind)",
-    "evaluate": "test models",
-}
 NOUNS = {"manifest": "label", "embeddings": "sample of embeddings"}
 PLURALS = {"memory": "memories", "sample of embeddings": "samples of embeddings"}
 
