@@ -17,14 +17,13 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--run-config", help="As for flwr run: settings, or one file."),
 ]
+SIMULATED = typer.Option(min=1, max=MOST_HOSPITALS, help="The number of simulated hospitals.")
 
 
 @command(app, "run --run-config \"strategy='cwt' train.epochs=5\" --hospitals 4 --open")
 def run(
     run_config: Settings = None,
-    hospitals: Annotated[
-        int, typer.Option(min=1, max=MOST_HOSPITALS, help="The number of simulated hospitals.")
-    ] = 2,
+    hospitals: Annotated[int, SIMULATED] = 2,
     open_: Annotated[
         bool, typer.Option("--open", help="Open the report in a browser at the end.")
     ] = False,
@@ -44,10 +43,7 @@ def run(
 @command(app, "check --run-config \"strategy='cwt' train.epochs=5\" --hospitals 4")
 def check(
     run_config: Settings = None,
-    hospitals: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_HOSPITALS, help="The number of simulated hospitals."),
-    ] = None,
+    hospitals: Annotated[int | None, SIMULATED] = None,
 ) -> None:
     """Check the settings of a run before it starts."""
     from server_app.check import check_texts

@@ -81,8 +81,11 @@ def check(
             plan_table(settings, [str(k) for k in range(hospitals)])
     if simulated:
         _check_data(settings, hospitals)
-        _check_files(settings)
-        _check_folders(settings)
+        for key in OWN_FILES:
+            chosen = settings.run_config[key]
+            path = Path(chosen.removeprefix(PUBLIC))
+            require(not path.is_absolute() or path.is_file(), key, chosen, "an existing file")
+        _check_folder(settings)
     feed.check(settings)
     # A real hospital has its own file of weights. An unknown image has a colour.
     own = settings if simulated else replace(settings, pretrained="")
@@ -186,18 +189,15 @@ def _is_there(wanted: str, path: Path) -> bool:
     return path.is_absolute() and there
 
 
-def _check_files(settings: Settings) -> None:
-    """Check that the named files of weights, images and maps exist."""
-    for key in OWN_FILES:
-        chosen = settings.run_config[key]
-        path = Path(chosen.removeprefix(PUBLIC))
-        require(not path.is_absolute() or path.is_file(), key, chosen, "an existing file")
-
-
-def _check_folders(settings: Settings) -> None:
-    """Check the folder of the results, or the run to resume."""
+def _check_folder(settings: Settings) -> None:
+    """Check the folder of the results, or of the run to resume."""
     if settings.resume:
-        _check_resume(settings)
+        path = expand(settings.resume)
+        folder = path / "checkpoint"
+        there = (folder / checkpoint.STATE).is_file()
+        allowed = "the result directory of a run that has not completed"
+        require(there, "resume", settings.resume, allowed)
+        check_same(settings, read_config(path / "config.toml"), folder / "resume.toml")
         return
     try:
         folder = expand(settings.output_dir)
@@ -207,12 +207,3 @@ def _check_folders(settings: Settings) -> None:
         usable = False
     allowed = "a folder that the server can write to"
     require(usable, "output-dir", settings.output_dir, allowed)
-
-
-def _check_resume(settings: Settings) -> None:
-    path = expand(settings.resume)
-    folder = path / "checkpoint"
-    there = (folder / checkpoint.STATE).is_file()
-    allowed = "the result directory of a run that has not completed"
-    require(there, "resume", settings.resume, allowed)
-    check_same(settings, read_config(path / "config.toml"), folder / "resume.toml")

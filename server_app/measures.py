@@ -77,8 +77,8 @@ class RoundEvents:
         latest: dict[str, Version] = {}
         undone: set[Version] = set()
         for event in self.events:
-            if _is_test(event):
-                version = _version(event)
+            if event.verb == "evaluate" and event.outcome == "ok":
+                version = Version(event.hop, event.epochs, event.lineage)
                 found.setdefault(version, {})[event.hospital] = event.metrics
                 known = latest.get(event.lineage)
                 if known is None or known in undone or version > known:
@@ -242,14 +242,6 @@ class Round:
     def drop_tests(self) -> "Round":
         """The round without tests of models that are not held; only the latest round needs them."""
         return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held_pairs})
-
-
-def _version(event: Event) -> Version:
-    return Version(event.hop, event.epochs, event.lineage)
-
-
-def _is_test(event: Event) -> bool:
-    return event.verb == "evaluate" and event.outcome == "ok"
 
 
 def last_leg_loss(events: Sequence[Event]) -> float:
