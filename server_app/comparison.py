@@ -11,8 +11,7 @@ Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7. Nor has a d
 the same at every seed, except 0: no spread between seeds can be estimated from it.
 
 Seeds are the units because only they are independent repetitions: hospitals and folds of one seed
-share models or images. A bootstrap of so few seeds is too narrow. The interval covers the effect of
-other seeds on the difference, not of other hospitals or patients.
+share models or images.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,13 +10,11 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import localtime, monotonic, strftime, thread_time, time
+from time import localtime, monotonic, strftime, thread_time
 
 from pydantic_core import to_json
 
 from pages.page import render
-from server_app import wording
-from strategies.engine.courier import Awaited
 from strategies.protocol.files import FileError, read_text, write_whole
 
 NAME, STATE = "report.html", "under-way.json"
@@ -38,7 +36,7 @@ class State:
     rounds: list[int] = field(default_factory=list)  # the finished ones
     curves: dict[str, list[float]] = field(default_factory=dict)  # main figures of these rounds
     noise: str = ""  # in the last figures, in words
-    waits: list[Awaited] = field(default_factory=list)  # `since` is in the time of `time.time`
+    waits: str = ""  # the line about awaited answers; empty if there are none
     failed: int = 0  # number of failures of hospitals
     failures: list[str] = field(default_factory=list)  # the newest ones
 
@@ -79,8 +77,8 @@ class LivePage:
         began = thread_time()
         now = state()
         write_state(self._folder, now)
-        waits, pause = wording.waits_since(now.waits, time()), f"{self._pause:.0f}"
-        text = render("state", "", state=now, waits=waits, written=strftime(TIME), pause=pause)
+        pause = f"{self._pause:.0f}"
+        text = render("state", "", state=now, written=strftime(TIME), pause=pause)
         _write(self._folder / NAME, self._report, text)
         self._pause = max(PAUSE, (thread_time() - began) / STATE_SHARE)
         self._due = monotonic() + self._pause

@@ -32,7 +32,7 @@ from functools import partial
 from logging import ERROR, INFO
 from math import ceil, isfinite, isnan, nan
 from pathlib import Path
-from time import monotonic, strftime, time
+from time import monotonic, strftime
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -264,7 +264,6 @@ class Results:
 
     def _state(self, left: float = nan) -> live.State:
         """The state of the run; `left` is the estimated number of seconds until its end."""
-        clock = time() - monotonic()
         failures, hospitals = wording.failures(self._events), participants(self._events)
         done, rounds = len(self._rounds), self._settings.num_server_rounds
         return live.State(
@@ -272,7 +271,7 @@ class Results:
             rounds=[each.number for each in self._rounds],
             curves=wording.curves(self._rounds),
             noise=wording.noise_text(self._rounds[-1].figures) if done else "",
-            waits=[replace(each, since=round(clock + each.since)) for each in self._awaited],
+            waits=wording.wait_line(self._awaited, monotonic()) if self._awaited else "",
             failed=len(failures),
             failures=failures[-wording.FAILURES :],
         )

@@ -22,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pages.verdicts.run import texts
-from server_app import wording
 from server_app.live import STATE, State, mark_ended
 from server_app.results import LINES
 from server_app.summary import NAME as SUMMARY
@@ -185,7 +184,8 @@ def picture(run: Followed, console: Console) -> Group:
     parts.append(figures)
     if now.noise:
         parts.append(Text(printable(now.noise), style="dim"))
-    parts += [Text(printable(text)) for text in wording.waits_since(now.waits, time.time())]
+    if now.waits:
+        parts.append(Text(printable(now.waits)))
     parts += [Text(printable(text), style="yellow") for text in now.failures]
     return Group(*parts)
 

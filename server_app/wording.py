@@ -1,22 +1,12 @@
 """The lines of a run, for the log, `watch` and the page: a round, an answer, a wait, the progress.
 
-The line of a round has
-
-    held                 mean over hospitals, each with the model that it holds after the round
-    balanced accuracy    mean over all pairs of model and hospital
-    lowest               the worst pair behind either mean
-    ensemble             the figure of all models together
-    noise                95 % bound of the error that the hospitals' noise adds to the mean over
-                         all pairs (unless all pairs are tested, to the mean over held models)
-    over tasks           mean accuracy on the tasks so far
-    visits               global accuracies of a model that was tested after each visit
+In the line of a round, `lowest` is the worst pair behind a mean; `visits` has the global accuracies
+of a model that was tested after each visit. summary.py has the meaning of the other figures.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from logging import INFO, WARNING
 from math import isfinite, nan
-from time import localtime, strftime
 
 from learning.intervals import Z
 from pages.figures import number
@@ -168,16 +158,6 @@ def progress_line(finished: int, rounds: int, hospitals: int, left: float) -> st
     if isfinite(left):
         parts.append(f"{duration(left)} left")
     return ", ".join(parts)
-
-
-def waits_since(waits: Iterable[Awaited], now: float) -> list[str]:
-    """A line for each awaited answer; `since` and `now` are in the time of `time.time`."""
-    lines = []
-    for each in waits:
-        since = min(max(each.since, 0.0), now)
-        clock = strftime("%H:%M:%S", localtime(since))
-        lines.append(f"since {clock}  {wait_line([replace(each, since=since)], now)}")
-    return lines
 
 
 def failures(events: Iterable[Event]) -> list[str]:

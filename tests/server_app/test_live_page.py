@@ -79,7 +79,7 @@ def test_the_page_has_what_watch_shows(results, events, clock):
     run.look()
     assert "1 of 2 rounds, 2 hospitals, 10 s left" in page  # as long as round 1
     assert run.now.progress in page
-    assert "waits for B to train (90 s)" in page
+    assert "Waits for B to train (90 s)" in page
     failed = f"round 2: {HOSTILE[0]} failed to train (timeout): No answer."
     assert f"{failed} Give it more time with hop-timeout or prepare-timeout." in page
     assert "<script" not in (results.path / "report.html").read_text("utf-8")
@@ -98,7 +98,7 @@ def test_a_report_that_takes_long_is_made_less_often_and_the_state_is_not(result
     for seconds in range(3, 24, 3):
         clock["now"] += PAUSE
         results.waits_for([Awaited("B", "train", clock["now"] - seconds)])
-        assert f"waits for B to train ({seconds} s)" in page_of(results)
+        assert f"Waits for B to train ({seconds} s)" in page_of(results)
     assert clock["reports"] == 2
     clock["now"] += 0.1 / REPORT_SHARE - 21
     results.waits_for([])
