@@ -187,7 +187,7 @@ def run_warm(
 
 def events_of(result: Path) -> list[dict[str, Any]]:
     """The events of a run, in order."""
-    return [vars(event) for event, _ in read_events(result / LOG)]
+    return [vars(event) for event in read_events(result / LOG)]
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:

@@ -59,7 +59,7 @@ def write_run_crate(folder: Path) -> Path:
             f"{folder} has no summary.json: it is not a result directory, or its run has not ended."
         ) from error
     files = files_below(folder)
-    events = [event for event, _ in read_events(folder / LOG)]
+    events = [*read_events(folder / LOG)]
     sent, received = (sum(e.bytes_sent for e in events), sum(e.bytes_received for e in events))
     told = (summary.hospitals, summary.bytes_sent, summary.bytes_received)
     if told != (participants(events), sent, received):

@@ -86,7 +86,7 @@ def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any],
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}
     trained: set[str] = set()
-    for event, _ in read_events(metrics):
+    for event in read_events(metrics):
         if event.verb == UNDO and event.lineage == label.lineage:
             tested = {}  # the copy before may have the same hop
         if event.outcome != "ok":

@@ -189,7 +189,7 @@ class Results:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
         os.truncate(metrics, notes.bytes)
         (self.path / SUMMARY).unlink(missing_ok=True)  # it describes the failure
-        self._events = self._all_events()
+        self._events = [*read_events(self.path / LOG)]
         for number in range(1, notes.rounds + 1):
             self._measure(number)
         self._classes = state.outputs
@@ -245,10 +245,6 @@ class Results:
     def _round_events(self, server_round: int) -> list[Event]:
         """The `RoundEvents.events` of a round."""
         return [e for e in self._events if e.round == server_round or e.verb == UNDO]
-
-    def _all_events(self) -> list[Event]:
-        """All events of the run, from its file."""
-        return [event for event, _ in read_events(self.path / LOG)]
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
         """Note the missing answers; log them after a long silence."""
@@ -352,7 +348,7 @@ class Results:
         self, state: State, error: str, baseline: Callable[[], Summary | None] | None = None
     ) -> Summary:
         wall_seconds = monotonic() - self._began
-        events = self._all_events()
+        events = [*read_events(self.path / LOG)]
         summary = self._summarise(events, state.outputs, wall_seconds, error)
         if baseline and (compared := baseline()):
             summary = judge_with_baseline(summary, compared)

@@ -30,7 +30,7 @@ def events(directory: str | Path) -> pd.DataFrame:
         FileError: The file is damaged.
     """
     path = expand(directory) / LOG
-    return pd.json_normalize([asdict(event) for event, _ in read_events(path)])
+    return pd.json_normalize([asdict(event) for event in read_events(path)])
 
 
 def rounds(directory: str | Path) -> pd.DataFrame:

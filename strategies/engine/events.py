@@ -108,28 +108,23 @@ class Journal(Protocol):
         """Note that all events of a round have been recorded."""
 
 
-def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
-    """Yield the events of a file `LOG`, each with the bytes from the file's start to its end.
-
-    The first `start` bytes and an incomplete last line are skipped.
+def read_events(path: Path) -> Iterator[Event]:
+    """Yield the events of a file `LOG`; an incomplete last line is skipped.
 
     Raises:
         OSError: The file cannot be read.
         FileError: A line is no event, or is too long; or the file is too large.
     """
     with open_checked(path, MOST) as file:
-        file.seek(start)
         while line := file.readline(LONGEST):
-            start += len(line)
             try:
                 if line.strip():
-                    yield from_json(line.decode(), Event), start
+                    yield from_json(line.decode(), Event)
             except ValueError as error:
                 if not line.endswith(b"\n") and len(line) < LONGEST:
                     return
-                raise FileError(
-                    f"{path} has, before byte {start:,}, a line that is not an event: {error}."
-                ) from error
+                place = f"{path}, before byte {file.tell():,},"
+                raise FileError(f"{place} has a line that is not an event: {error}.") from error
 
 
 def visits(events: Iterable[Event]) -> list[Event]:

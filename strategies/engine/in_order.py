@@ -128,7 +128,7 @@ def read_turns(path: Path) -> list[Event]:
         SettingsError: The record cannot be read.
     """
     try:
-        return list(_turns(event for event, _ in read_events(expand(path) / LOG)))
+        return list(_turns(read_events(expand(path) / LOG)))
     except (OSError, FileError) as error:
         raise SettingsError(
             f"The setting 'async.replay' is '{path}'; it must be the result directory of a run "

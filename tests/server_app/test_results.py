@@ -446,7 +446,7 @@ def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(resul
     assert "evaluate" not in {event.verb for event in results._events}
     assert [len(each.tests) for each in results._rounds] == [2, 2, 2, 4]
     results.finish(at(results, "A", "B"))
-    recorded = [event for event, _ in read_events(results.path / LOG)]
+    recorded = [*read_events(results.path / LOG)]
     rounds = [
         measure_round(n, [event for event in recorded if event.round == n], cross=True)
         for n in range(1, 5)
