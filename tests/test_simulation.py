@@ -142,7 +142,7 @@ def test_the_commands_of_the_pages_work(command, result_of):
     result = result_of(command)
     assert json.loads((result / "summary.json").read_text())["status"] == "completed"
     assert {path.name for path in result.iterdir() if "-standalone" not in path.name} == {
-        *("config.toml", "metrics.jsonl", "accuracy_matrix.csv"),
+        *("config.toml", "log.txt", "metrics.jsonl", "under-way.json", "accuracy_matrix.csv"),
         *("parcels", "report.html", "summary.json"),
     }
 
