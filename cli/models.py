@@ -160,7 +160,6 @@ def alone(
     It is trained for as many rounds as the run has.
     """
     from client_app.afterwards.alone import settings_of, train_alone
-    from client_app.afterwards.home import place_of, read_mixture
     from client_app.afterwards.past_run import PastRun
     from strategies.registry import changed_settings
 
@@ -168,8 +167,7 @@ def alone(
     past = PastRun.find(site, store_dir, run)
     settings = changed_settings(run_config) if run_config else settings_of(past)
     train_alone(past, settings, data_dir, past.rules(policy))
-    used = {place_of(file, past.home): weight for file, weight in read_mixture(past.home).items()}
-    parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in used.items())
+    parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in past.mixture.items())
     print(f"{past.alone_file}\nWithout --model, predict now uses {parts}.")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pages import plots
 from pages.figures import Figure, deviation
 from pages.page import value_text
-from pages.plots import Lane, Line
+from pages.plots import Cells, Lane, Line
 from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends
 from server_app.report.worth import CHANCE
 from server_app.summary import Summary
@@ -34,17 +34,9 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     title = "Mean and standard deviation of all models by hospital"
     agreement = plots.spans(title, lanes, marked=CHANCE)
     noise = max(filter(isfinite, summary.history["noise"]), default=0)
-    matrix = plots.heat(
-        "Balanced accuracy of every model (row) at every hospital (column)",
-        summary.models,
-        summary.hospitals,
-        summary.balanced_accuracy_matrix,
-        [chances[hospital] for hospital in summary.hospitals],
-        f"not above chance, which is {value_text(chances[''])} on average",
-    )
     return {
         "tested": True,
-        "matrix": matrix if len(summary.hospitals) <= PICTURED else None,
+        "matrix": _matrix(summary, chances) if len(summary.hospitals) <= PICTURED else None,
         "matrix_dense": len(summary.hospitals) > plots.NUMBERED,
         "agreement": agreement if several else None,
         "noise": f"{noise:.3f}",
@@ -52,6 +44,17 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         **_curves(summary, chances),
         "visits": _visits(summary, chances[""]) if _is_serial(summary) else None,
     }
+
+
+def _matrix(summary: Summary, chances: Mapping[str, float]) -> Cells:
+    return plots.heat(
+        "Balanced accuracy of every model (row) at every hospital (column)",
+        summary.models,
+        summary.hospitals,
+        summary.balanced_accuracy_matrix,
+        [chances[hospital] for hospital in summary.hospitals],
+        f"not above chance, which is {value_text(chances[''])} on average",
+    )
 
 
 def _estimate(summary: Summary) -> Figure | None:
