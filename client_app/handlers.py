@@ -1,4 +1,7 @@
-"""The handlers of the messages in client_app/app.py, without visits (client_app/visit.py)."""
+"""The handlers of the messages in client_app/app.py, without visits (client_app/visit.py).
+
+They raise the errors of client_app/errors.py. The guard (release/guard.py) makes answers of them.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -46,17 +49,7 @@ def enrol(message: Message, context: Context) -> Message:
 
 
 def prepare(message: Message, context: Context) -> Message:
-    """Make the hospital's first model, and its buffer if the order asks for one.
-
-    Raises:
-        ModelError: The network cannot take the hospital's images, or the weights do not fit.
-        PolicyError: A buffer would be made of too few patients.
-        SettingsError: The learner, or the generative model, cannot be used with this network or
-            these images.
-        ReleaseError: The buffer may not leave the hospital.
-        DivergedError: The training of the generative model failed.
-        DeadlineError: The deadline has passed.
-    """
+    """Make the hospital's first model, and its buffer if the order asks for one."""
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
@@ -107,12 +100,7 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 def test(message: Message, context: Context) -> Message:
-    """Test the models of the message on the hospital's own test images; refuse unusable models.
-
-    Raises:
-        DeadlineError: The deadline has passed.
-        DataError: The hospital has too few test images of the tasks so far.
-    """
+    """Test the models of the message on the hospital's own test images; refuse unusable models."""
     request = Request.open(message, context, Clock(message.metadata.ttl))
     hospital, disclosure = request.hospital, open_disclosure(request)
     if request.order.task and not len(disclosure.labels):

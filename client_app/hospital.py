@@ -215,7 +215,10 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
             text = "The hospital does not say its name: set 'site' in its node-config."
             raise SettingsError(text)
     model = own.model or turn_value(settings.model, index)
-    settings = replace(settings, dataset=_own_dataset(own) or settings.dataset)
+    dataset = own.dataset
+    if own.data_dir:
+        dataset = f"{dataset}:{own.data_dir}" if dataset else own_data(own.data_dir)
+    settings = replace(settings, dataset=dataset or settings.dataset)
     if settings.train.freeze == "body":  # the images become features of this network
         settings = replace(settings, model=model)
     # The hospital's own name comes before the server's: the name decides on keys and store.
@@ -283,13 +286,6 @@ def _own_settings(
     # Otherwise a server could learn the share of unusable images from refusals.
     quarantined = policy.images.max_quarantined
     return replace(settings, release=allowed, max_quarantined=quarantined, cpu_threads=threads)
-
-
-def _own_dataset(own: NodeConfig) -> str:
-    """The data set that the hospital itself names; empty if it names none."""
-    if own.data_dir:
-        return f"{own.dataset}:{own.data_dir}" if own.dataset else own_data(own.data_dir)
-    return own.dataset
 
 
 def simulated_name(dataset: str, index: int, hospitals: int) -> str:

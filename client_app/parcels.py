@@ -127,11 +127,7 @@ def open_buffers(request: Request) -> list[Samples]:
 
 
 def keep_record(hospital: Hospital, name: str, record: ArrayRecord) -> None:
-    """Keep a buffer or an encoder, in its travelling form, for later messages.
-
-    Raises:
-        PolicyError: The hospital's store would be too large.
-    """
+    """Keep a buffer or an encoder, in its travelling form, for later messages."""
     check_disk(hospital.machine, hospital.store.folder.parent, size_of(record))
     hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
 

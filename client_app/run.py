@@ -83,13 +83,10 @@ def check_same(
 
 
 def check_joined(run: Store, given: Mapping[str, Any], own: Collection[str] = ()) -> None:
-    """Refuse given settings that are not those with which the hospital joined a run.
+    """Raise a `SettingsError` about the first setting with which the hospital did not join a run.
 
     Settings of `own` may differ. Of a run that the hospital did not join, or simulated, none is
     known.
-
-    Raises:
-        SettingsError: The first setting that differs.
     """
     kept = run.load_small("terms")
     for key, value in (json.loads(kept["settings"].item()) if kept else {}).items():
@@ -98,13 +95,10 @@ def check_joined(run: Store, given: Mapping[str, Any], own: Collection[str] = ()
 
 
 def check_newest(run: Store, label: Manifest) -> None:
-    """Refuse to train a model that is older than the newest one of its lineage trained here.
+    """Raise a `ParcelError` if a newer model of the lineage was already trained here.
 
     Only labels of sealed parcels can be trusted: the server can write any label on other parcels.
     Tested models do not count. If a tested model is undone, its lineage goes on from an older one.
-
-    Raises:
-        ParcelError: The model is older.
     """
     path = run.folder / "seen" / hashlib.sha256(label.lineage.encode()).hexdigest()[:16]
     now = (label.round, label.hop)
@@ -154,20 +148,14 @@ def count_model(
 def count_visit(run: Store, most: int) -> None:
     """Count a visit before its training: a server can order a round many times.
 
-    `most` is the largest number of visits in a day, in all runs.
-
-    Raises:
-        PolicyError: The number of visits would be too large.
+    It raises a `PolicyError` if there were `most` visits in a day, in all runs.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(run.folder.parent / ".visits.lock"):
         now = time.time()
-        begun = [
-            _time_of(line)
-            for path in _files(run, "visits", now - DAY)
-            for line in read_text(path).splitlines()
-        ]
-        count = 1 + sum(each > now - DAY for each in begun)
+        files = _files(run, "visits", now - DAY)
+        lines = [line for path in files for line in read_text(path).splitlines()]
+        count = 1 + sum(_time_of(line) > now - DAY for line in lines)
         if count > most:
             raise PolicyError("runs.max-visits", count, f"{most} or fewer")
         append_text(run.folder / "visits", f"{now:.0f}\n")

@@ -45,13 +45,7 @@ class _Inputs:
 def session_for(context: Context, name: str, classes: tuple[str, ...], run: str) -> Session:
     """The session of a message: an existing one, or a new one.
 
-    `name` is the name at the server, for a hospital without `site`. `classes` are the federation's;
-    empty before they are known.
-
-    Raises:
-        SettingsError: A setting, the policy or the hospital's name cannot be used.
-        PolicyError: The run asks for more than the hospital allows.
-        DataError: The hospital's data cannot be used.
+    Arguments and errors are those of `open_hospital`.
     """
     own = own_config(context)
     simulated = is_simulated(own)

@@ -1,4 +1,7 @@
-"""A visit: the local training of a model that has arrived at a hospital."""
+"""A visit: the local training of a model that has arrived at a hospital.
+
+It raises the errors of client_app/errors.py.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -39,17 +42,7 @@ from strategies.protocol.settings import PUBLIC, TrainSettings, rng_for
 def train_here(message: Message, context: Context) -> Message:
     """Train the model of the message, and test it if the order says so.
 
-    Returns:
-        The trained model's parcel, with its `snapshots` if they were ordered; and metrics.
-
-    Raises:
-        ParcelError: A parcel or a buffer is refused, for example by the learner.
-        UselessError: The model is of no use on arrival.
-        DivergedError: Training has diverged.
-        DeadlineError: The deadline has passed.
-        PolicyError: The policy allows no such model, no more visits today, or no such large leak
-            about training members.
-        DataError: The task has too few images here.
+    The answer has the trained model's parcel, with its `snapshots` if they were ordered.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
     if policy := request.hospital.policy:
@@ -280,7 +273,7 @@ def _collect_received(
 
 
 def _public(request: Request) -> Samples | None:
-    """The public images that the learner uses beside the training images, if there are any."""
+    """The public images that the learner uses beside the training images; None without any."""
     key, hospital = request.learner.archive, request.hospital
     named = key and str(hospital.settings.run_config[key]).startswith(PUBLIC)
     return hospital.public(key) if named and request.order.images != "public" else None

@@ -104,10 +104,9 @@ def _read_key(
 
 
 def check_server_files(folder: Path, host: str) -> None:
-    """Check a server's certificates and key by a handshake, as of a command that comes to `host`.
+    """Raise a `DeployError` if a server's certificates and key do not serve for `host`.
 
-    Raises:
-        DeployError: A file cannot be read, or they do not fit together.
+    They are tried in a handshake, as of a command.
     """
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)

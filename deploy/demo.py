@@ -133,11 +133,7 @@ def write_images(folder: Path) -> None:
 
 
 def _do(*commands: Sequence[str | Path]) -> None:
-    """Do commands one after the other in one process, since each would import for seconds.
-
-    Raises:
-        SystemExit: A command has failed; it has printed the reason.
-    """
+    """Do commands one after the other in one process, since each would import for seconds."""
     words = [[str(word) for word in command] for command in commands]
     program = (
         "import sys; from signal import SIG_DFL, SIGINT, signal; signal(SIGINT, SIG_DFL)\n"

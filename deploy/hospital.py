@@ -62,11 +62,10 @@ class Hospital:
 def start_supernode(hospital: Hospital) -> None:
     """Run a hospital's SuperNode until SIGTERM, SIGINT or SIGHUP.
 
+    All that can be checked is checked first.
+
     Raises:
-        DeployError: A file or the store of the last start is missing; the folder or the store
-            cannot be written to; a SuperNode already runs from the folder; another program listens
-            on its port; no code is approved, or approved code was changed; or the server's
-            certificate is not valid, or not from the consortium's authority.
+        DeployError: A program, a key, a certificate, a folder, a port or the code cannot be used.
         OwnError: The policy, the members, the keys or the node-config cannot be used.
         OSError: A file in the store cannot be read or written.
     """
@@ -93,10 +92,7 @@ def start_supernode(hospital: Hospital) -> None:
     for sentence in check_own(config):
         print(sentence, flush=True)
     check_server(hospital.server, authority)
-    hint = (
-        "With status 0 the hospital's key is no longer registered, or this machine's clock is "
-        "wrong."
-    )
+    hint = "With status 0 the hospital's key is not registered, or this machine's clock is wrong."
     facts = {"name": hospital.name, "server": hospital.server, "store": str(store)}
     with (
         lock(folder, f"{hospital.name}'s SuperNode", **facts),
@@ -121,11 +117,7 @@ def start_supernode(hospital: Hospital) -> None:
 
 
 def check_known_store(folder: Path, hospital: str, store: Path) -> None:
-    """Check that a hospital's store is there if the hospital in `folder` has started before.
-
-    Raises:
-        DeployError: It is missing: its disk is not mounted, or the path is another one.
-    """
+    """Raise a `DeployError` if the store of the last start from `folder` is missing."""
     own, last = store.absolute() / hospital, read_facts(folder).get("store")
     if last and not own.exists():
         raise DeployError(
@@ -136,11 +128,7 @@ def check_known_store(folder: Path, hospital: str, store: Path) -> None:
 
 
 def check_writable(hospital: str, store: Path) -> None:
-    """Check before a run that a hospital's store can be written to.
-
-    Raises:
-        DeployError: The store cannot be written to.
-    """
+    """Raise a `DeployError` if a hospital's store cannot be written to."""
     folder = store / hospital
     try:
         make_private(folder)
@@ -178,36 +166,23 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "present one away, or name another file with --policy."
             )
         paths["policy"] = policy
-    more = {**hospital.own_config, **_parse(hospital.node_config)}
-    config = {"resident": True} | more | {"site": hospital.name}
+    try:
+        more = parse_pairs(hospital.node_config)
+    except ValueError as error:
+        raise DeployError(
+            f"--node-config is {hospital.node_config!r}, which cannot be read ({error}): give keys "
+            "and values such as \"model='resnet18' train.batch-size=8\"."
+        ) from error
+    config = {"resident": True, **hospital.own_config, **more, "site": hospital.name}
     if hospital.members == "first-use":
         config["members"] = "first-use"
     return config | {key: str(path.absolute()) for key, path in paths.items()}
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """Parse keys and values in Flower's notation: `model='resnet18' train.batch-size=8`.
-
-    Raises:
-        DeployError: The text has another form.
-    """
-    try:
-        return parse_pairs(text)
-    except ValueError as error:
-        raise DeployError(
-            f"--node-config is {text!r}, which cannot be read ({error}): give keys and values such "
-            "as \"model='resnet18' train.batch-size=8\"."
-        ) from error
-
-
 def check_server(server: str, authority: Path) -> None:
-    """Check the server's certificate with the certificate of the consortium's authority.
+    """Raise a `DeployError` if the server's certificate is not from the consortium's authority.
 
-    A server without an answer is no error: the SuperNode retries.
-
-    Raises:
-        DeployError: The certificate is not from that authority or not for this address, or `server`
-            is not host:port.
+    It must be for this host:port. A server without an answer is no error: the SuperNode retries.
     """
     host, port = split_address(server, "--server")
     context = ssl.create_default_context(cafile=authority)

@@ -138,11 +138,7 @@ def read_invitation(file: Path) -> Invitation:
 
 
 def write_answer(folder: Path, invitation: Invitation) -> Path:
-    """Write a hospital's answer to an invitation, and the authority's certificate.
-
-    Returns:
-        The answer.
-    """
+    """Write the authority's certificate, and a hospital's answer; returns the answer."""
     name = invitation.hospital
     file, public_key = folder / f"{name}.answer", folder / f"{name}.pub"
     # This certificate alone: a file of certificates could have more, which would be trusted, too.
@@ -174,11 +170,7 @@ def accept(folder: Path, file: Path) -> str:
 
 
 def _check(folder: Path, file: Path, answer: Answer) -> dict[str, str]:
-    """What is kept of an answer's invitation.
-
-    Raises:
-        DeployError: The invitation is not open for this answer.
-    """
+    """What is kept of an answer's invitation, if it is open for this answer."""
     name = answer.hospital
     kept = _invitations(folder).get(name)
     if kept is None:
@@ -235,11 +227,7 @@ def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
 
 
 def _read(file: Path, table: type[TableT]) -> TableT:
-    """A file of another party, checked.
-
-    Raises:
-        DeployError: It cannot be read, or has a wrong key or value.
-    """
+    """A file of another party, checked."""
     try:
         values: dict[str, Any] = parse_toml(read_text(file, MOST))
     except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ from strategies.protocol.declared import (
     declare,
     keys_of,
     near_miss,
+    pattern,
     read,
 )
 from strategies.protocol.files import (
@@ -36,7 +37,7 @@ Address = Annotated[
     condition(lambda text: _is_address(text), "host:port alone, such as fl.example.org:9092"),
 ]
 Name = Annotated[str, condition(names_hospital, RULE)]
-Kind = Annotated[str, condition(lambda kind: kind in ("folder", "manifest"), "folder or manifest")]
+Kind = Annotated[str, pattern("folder|manifest", "folder or manifest")]
 Port = Annotated[int, bounds(0, 65535)]
 
 

@@ -55,9 +55,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     (deploy.transport).
 
     Raises:
-        DeployError: The address is not host:port, or another program listens there; a certificate
-            is missing or cannot be used; the folder cannot be written to; or a SuperLink already
-            runs from it, or ends at its start.
+        DeployError: An address, a certificate or the folder cannot be used, or the program fails.
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
@@ -110,8 +108,8 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
     """Register the hospital with a public key, so that it can take part.
 
     Raises:
-        DeployError: The file is missing or holds no such key, the key or the name is already
-            registered, or no SuperLink answers.
+        DeployError: The file holds no such key, the key or the name is already registered, or no
+            SuperLink answers.
         ValueError: The hospital's name is not valid.
     """
     check_name(hospital)
@@ -158,9 +156,6 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
     """A server's hospitals, each with name, state and the state's start, both as Flower has them.
 
     A hospital that has never connected has no start.
-
-    Raises:
-        DeployError: No SuperLink answers.
     """
     names = names_of(folder)
     return [
@@ -185,11 +180,7 @@ def _flower_command(folder: Path) -> str:
 
 
 def last_run_of(folder: Path) -> dict[str, str] | None:
-    """The entry of `flwr ls` for a server's newest run; None if there was no run.
-
-    Raises:
-        DeployError: No SuperLink answers.
-    """
+    """The entry of `flwr ls` for a server's newest run; None if there was no run."""
     runs: list[dict[str, str]] = _flwr(folder, "ls", NAME)["runs"]
     return runs[0] if runs else None
 
@@ -236,12 +227,7 @@ def bare_app() -> Iterator[Path]:
 
 
 def _check(folder: Path, run_config: str | None) -> None:
-    """Refuse settings that cannot be used, before Flower gets them.
-
-    Raises:
-        SettingsError: A setting is wrong; the text names it.
-        DeployError: Too few hospitals are registered, or no SuperLink answers.
-    """
+    """Refuse a run with wrong settings, or of too few hospitals, before Flower gets it."""
     from server_app.check import check  # takes a second
     from strategies.protocol.run_config import changes_of
     from strategies.protocol.settings import complete
@@ -257,11 +243,7 @@ def _check(folder: Path, run_config: str | None) -> None:
 
 
 def _follow(folder: Path, number: str) -> dict[str, str]:
-    """Show the log of a run until its end; returns the run's state as `flwr ls` lists it.
-
-    Raises:
-        NoSuperLinkError: The SuperLink has ended and was not restarted.
-    """
+    """Show the log of a run until its end; returns the run's state as `flwr ls` lists it."""
     gone: float | None = None  # since then no SuperLink has answered
     while True:
         # The command ends with the run, or with the SuperLink.

@@ -72,11 +72,7 @@ def listen_addresses(fleet_address: str, control_port: int) -> dict[str, str]:
 
 
 def check_free(addresses: Mapping[str, str]) -> None:
-    """Check before a start that programs can listen on each host:port, the values of options.
-
-    Raises:
-        DeployError: One of them cannot be used; as a rule, another program listens there.
-    """
+    """Raise a `DeployError` if a program cannot listen on each host:port, the values of options."""
     with ExitStack() as held:
         for option, address in addresses.items():
             host, port = split_address(address, option)

@@ -61,13 +61,10 @@ class Workers:
             self._printer.join(PRINTING)
 
     def idle(self, node: int) -> Worker | None:
-        """An idle process, preferably with the data of a node; None if all processes work.
-
-        Raises:
-            ConnectionError: The processes cannot start.
-        """
+        """An idle process, preferably with the data of a node; None if all processes work."""
         if len(self.busy()) == len(self.workers) < self.processes:
-            self._start()
+            process, connection = self._stem.fork()
+            self.workers.append(Worker(process, Wire(connection, self._outbox)))
         idle = [worker for worker in self.workers if worker.message is None]
         return min(idle, key=lambda worker: node not in worker.served, default=None)
 
@@ -105,10 +102,6 @@ class Workers:
         """Replace the processes that still work, at the end of a run."""
         for worker in self.busy():
             self._end(worker)
-
-    def _start(self) -> None:
-        process, connection = self._stem.fork()
-        self.workers.append(Worker(process, Wire(connection, self._outbox)))
 
     def _end(self, worker: Worker) -> int:
         """End a process; returns its exit code."""

@@ -27,12 +27,9 @@ from strategies.protocol.soundness import flaw_of
 
 
 class Judge:
-    """Judges a model at a hospital.
+    """Judges a model at a hospital; raises a `UselessError` if it is of no use.
 
     `images` are the images to train on; None if the model is only tested.
-
-    Raises:
-        UselessError: The model is of no use.
     """
 
     def __init__(
@@ -55,11 +52,7 @@ class Judge:
         self.arrays = {name: array.copy() for name, array in self.arrays.items()}
 
     def check_visit(self, learning_rate: float) -> None:
-        """Refuse to hand on the model if training with this learning rate has spoilt it.
-
-        Raises:
-            DivergedError: Training has diverged.
-        """
+        """Raise a `DivergedError` if training with this learning rate has spoilt the model."""
         request = self.request
         with request.clock.measure("evaluate"):
             flaw = flaw_of(numpy_arrays(self.network.state_dict()), self.arrays) or visit_flaw(

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
@@ -48,6 +48,7 @@ from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import count_bytes, find_record, from_record, size_of
 from strategies.protocol.redaction import redact
+from strategies.protocol.shapes import ShapeError, from_value
 from warm.process import Handed
 
 ASKED: dict[str, Any] = Asked.__annotations__  # name of a field -> its type
@@ -95,11 +96,7 @@ class OwnLedger:
             raise refusal
 
     def note(self, answer: Message) -> None:
-        """Add a line with the request and its answer.
-
-        Raises:
-            LedgerError: The line cannot be written.
-        """
+        """Add a line with the request and its answer, or raise a `LedgerError`."""
         entry = {**_request_fields(self._message), **_answer_fields(answer)}
         append(self.path, entry, self._terms, self._size)
 
@@ -173,11 +170,7 @@ def append(
 
 @contextmanager
 def _open_to_write(path: Path) -> Iterator[Index]:
-    """Open a ledger to write; details of an error go only to the hospital's own log.
-
-    Raises:
-        LedgerError: The ledger cannot be written, or is broken.
-    """
+    """Open a ledger to write, or raise a `LedgerError`; the hospital's own log has its details."""
     try:
         with open_index(path) as index:
             yield index
@@ -266,20 +259,16 @@ def _request_fields(message: Message) -> dict[str, Any]:
     """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
-    order = find_record(message.content, "order", ConfigRecord)
-    given = {key: order[key] for key in ASKED if key in order} if order else {}
-    unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
-    fit = {key: value for key, value in given.items() if key not in unfit}
-    return {"time": time, "verb": verb, **fit, **({"unfit": unfit} if unfit else {})}
-
-
-def _fits(key: str, value: object) -> bool:
-    """Whether a field of the order has its type."""
-    each = value if isinstance(value, list) else ()
-    kind = ASKED[key]
-    return type(value) is (get_origin(kind) or kind) and all(
-        type(one) in get_args(kind) for one in each
-    )
+    order = find_record(message.content, "order", ConfigRecord) or ConfigRecord()
+    fields: dict[str, Any] = {"time": time, "verb": verb}
+    unfit = {}
+    for key, kind in ASKED.items():
+        if key in order:
+            try:
+                fields[key] = from_value(order[key], kind)
+            except ShapeError:
+                unfit[key] = f"{order[key]!r:.200}"
+    return {**fields, "unfit": unfit} if unfit else fields
 
 
 def _size_of(message: Message, context: Context) -> int:

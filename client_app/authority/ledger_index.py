@@ -186,9 +186,6 @@ class Index:
         """The policy's refusal if `more` bytes would overfill the store; None otherwise.
 
         The store is measured once an hour, whenever it seems full, and with `anew`.
-
-        Raises:
-            BrokenLedger: The ledger or its index was changed.
         """
         head, now, most = self.head(), time.time(), machine.max_disk_gb * GB
         used, fresh = head.used, not anew and now - HOUR < head.counted <= now

@@ -70,12 +70,7 @@ def _activation_bytes(network: Architecture, batch: int) -> int:
 
 
 def check_pass(machine: MachineRules | None, network: Architecture, images: int) -> None:
-    """Refuse a pass of a network, without training, that needs too much memory.
-
-    Raises:
-        PolicyError: It needs too much.
-        ModelError: The network does not support such images.
-    """
+    """Refuse a pass of a network, without training, as `check_model` does."""
     if machine:
         weights = sum(tensor.nbytes for tensor in layout(network).values())
         needed = weights + 3 * images * activations(network)[1]  # 3: see `_activation_bytes`
@@ -103,11 +98,7 @@ def check_images(machine: MachineRules | None, images: int, size: tuple[int, ...
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:
-    """Refuse to write `more` bytes into a store if they would make it too large.
-
-    Raises:
-        PolicyError: The store would be too large.
-    """
+    """Raise a `PolicyError` if `more` bytes would make a store too large."""
     if machine:
         machine.uphold("max-disk-gb", (disk_used(store) + more) / GB)
 

@@ -12,10 +12,10 @@ from flwr.app import Context
 from strategies.protocol.declared import (
     Count,
     Text,
-    condition,
     declare,
     keys_of,
     near_miss,
+    pattern,
     read,
     refusal,
 )
@@ -50,9 +50,7 @@ class OwnError(SettingsError):
         return f"The hospital's {self.what} cannot be used: {self.why}"
 
 
-_Kept = Annotated[
-    str, condition(lambda kept: kept in ("final", "visits", "none"), "one of final, visits, none")
-]
+_Kept = Annotated[str, pattern("final|visits|none", "one of final, visits, none")]
 
 
 @declare

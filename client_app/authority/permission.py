@@ -40,11 +40,7 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
 
 
 def admit_run(hospital: Hospital) -> None:
-    """Refuse a run with images, weights or means that the policy does not allow.
-
-    Raises:
-        PolicyError: A rule is broken; the error names the first one.
-    """
+    """Raise a `PolicyError` if the policy does not allow a run's images, weights or means."""
     if hospital.policy:
         named = replace(hospital.settings, model=hospital.model)
         for ruling in _run_rulings(hospital.policy, named, hospital.data):

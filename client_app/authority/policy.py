@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
@@ -236,11 +236,7 @@ class ReleaseRules(Rules, table="release"):
     allow_untested: bool
 
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
-        """The rulings on a buffer, and on the model that generates it.
-
-        Raises:
-            PresetError: There is no such GAN.
-        """
+        """The rulings on a buffer, and on the model that generates it."""
         gan, check = strategy.settings.gan, strategy.settings.release
         size = strategy.buffer_size
         allowed = "a buffer or none" if self.buffers else "no buffer"
@@ -438,11 +434,7 @@ class Policy:
             yield f"The file of '{key}' is refused unless the hospital's node-config names its own."
 
     def check(self, settings: Settings) -> None:
-        """Refuse a run with laxer settings than the hospital allows.
-
-        Raises:
-            PolicyError: A rule is broken; the error names the first one.
-        """
+        """Raise a `PolicyError` about the first rule that the settings of a run break."""
         for ruling in self.judge(settings):
             uphold(ruling)
 
@@ -489,15 +481,10 @@ def _learners_of(strategy: Strategy) -> list[str]:
     return learners
 
 
-@cache
-def _default_rules() -> dict[str, Any]:
-    return _rules(DEFAULTS.read_text("utf-8"))
-
-
 @lru_cache(maxsize=8)  # each message reads the file
 def _parse(text: str, path: Path | None) -> Policy:
     """The policy in the text of a file."""
-    rules = _default_rules()
+    rules = _rules(DEFAULTS.read_text("utf-8"))
     try:
         own = _rules(text)
     except ValueError as error:

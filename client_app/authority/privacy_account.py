@@ -84,12 +84,10 @@ def read_account(folder: Path) -> list[Spent]:
 
 
 def require_delta(name: str, delta: float, patients: NDArray[Any], group: int) -> None:
-    """Refuse a setting δ that is too large for the patients of the images.
+    """Raise a `SettingsError` if a setting δ is too large for the patients of the images.
 
-    The server chooses δ, so a refusal by their exact number would count them.
-
-    Raises:
-        SettingsError: It is not below one over their number, rounded up to whole groups.
+    It must be below one over their number. The server chooses δ, so a refusal by the exact number
+    would count them; the number is rounded up to whole groups.
     """
     allowed = "below one over the number of patients (or images) that a hospital trains on"
     require(delta * -(-len(np.unique(patients)) // group) * group < 1, name, delta, allowed)

@@ -107,11 +107,7 @@ def _file_and_hash(path: Path) -> str:
 
 
 def _check_ledger(path: Path) -> str:
-    """The end of a hospital's ledger, in a sentence.
-
-    Raises:
-        OwnError: The ledger is broken, or a file with the record of earlier answers is missing.
-    """
+    """The end of a hospital's ledger, which must be intact, in a sentence."""
     if not [*path.parent.glob(f"{path.stem}.*")]:
         return "Ledger: none yet."
     try:
