@@ -90,9 +90,7 @@ def measure_gains(
 
     Raises:
         ModelError: The frozen network or its weights are missing.
-        DataError: There is only one department, or all images show one class, or two departments
-            spell a class differently or share most images, or images cannot be used, or a manifest
-            fixes the split, or the test images of each department show one class.
+        DataError: The images of the departments cannot be used, or not be compared.
     """
     if len(folders) < 2:
         raise DataError("A gain needs two departments: name the folders of two or more.")

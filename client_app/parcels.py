@@ -95,12 +95,7 @@ def pack(
     label: Manifest,
     beside: Mapping[str, ArrayRecord] | None = None,
 ) -> RecordDict:
-    """Make a parcel of a network, without local keys, and of the records beside it.
-
-    Raises:
-        DivergedError: A weight of the network is not finite.
-        SettingsError: The learner cannot train such a network.
-    """
+    """Make a parcel of a network, without local keys, and of the records beside it."""
     with request.clock.measure("serialise"):
         withheld = _local(request, network) if request.learner.withholds else ()
         half = request.hospital.settings.wire_dtype == "float16"
@@ -117,11 +112,7 @@ def keep_local(request: Request, network: nn.Module) -> None:
 
 
 def open_buffers(request: Request) -> list[Samples]:
-    """The buffers that the order names, from this message or an earlier one.
-
-    Raises:
-        ParcelError: A buffer is damaged, missing, or does not fit this hospital's images.
-    """
+    """The buffers that the order names, from this message or an earlier one."""
     with request.clock.measure("serialise"):
         return [_buffer(request, *each) for each in request.order.hash_of.items()]
 

@@ -35,18 +35,11 @@ def log_once(text: str) -> None:
 
 
 class Clock:
-    """The clock of one message, with its deadline and the measured times. Starts on arrival.
-
-    `allowed` are the seconds until the message expires.
-
-    Attributes:
-        deadline: The deadline, in the time of `time.monotonic`.
-        seconds: The measured seconds, by metric.
-    """
+    """The clock of one message, which expires after `allowed` seconds. Starts on arrival."""
 
     def __init__(self, allowed: float) -> None:
         self.deadline = time.monotonic() + allowed
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # the measured ones, by metric
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
@@ -128,9 +121,6 @@ class Request(Inquiry):
         """Note a release with noise in the privacy account; returns ε of all releases at this δ.
 
         In a simulation each run has an account of its own, without a limit.
-
-        Raises:
-            PolicyError: The policy does not allow this ε or δ.
         """
         policy = self.hospital.policy
         folder = self.hospital.store.folder if policy else self.run.folder

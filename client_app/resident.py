@@ -38,8 +38,6 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
     Raises:
         ConnectionError: The process ended without an answer, for example for lack of memory.
         DeadlineError: The process did not answer in time.
-        SettingsError: Others can open the folder of the socket.
-        ParcelError: The message is too large.
     """
     config, asked = own_config(context), message.metadata
     # Any process can answer that the hospital can be reached.
@@ -66,8 +64,7 @@ def call_resident(config: Mapping[str, Any]) -> socket:
 
     Raises:
         ConnectionError: The process has not started.
-        SettingsError: The folder of its socket is a link, belongs to another user, or is open to
-            others; or its file system has no sockets.
+        SettingsError: This machine, or the folder of the socket, cannot be used.
         OSError: The disk is full, or the store cannot be written to.
     """
     if sys.platform != "linux":

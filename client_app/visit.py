@@ -62,37 +62,26 @@ def train_here(message: Message, context: Context) -> Message:
 
 
 class Visit:
-    """A visit; the methods are its steps, in order.
-
-    Attributes:
-        network: The model; training changes it.
-        old_label: The label of the parcel that arrived.
-        label: The label of the parcel that leaves.
-        kept: The hospital's memories of its stream.
-        place: The place of the visit among them.
-        alone: Whether it is the first visit of a model, at the hospital that made it.
-        beside: The records that leave beside the model.
-        snapshots: Parcels of the model after earlier epochs, if they were ordered.
-    """
+    """A visit; the methods are its steps, in order."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.network, self.old_label, beside = unpack(request, parcel_in(request.message.content))
+        self.network, arrived, beside = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
-        self.judge = Judge(request, self.network, self.old_label, self.images)
+        self.judge = Judge(request, self.network, arrived, self.images)
         if request.seal:  # only after all checks: a refused model must not count as the newest
-            check_newest(request.run, self.old_label)
-        self.label = self.old_label.advance(request.order)
+            check_newest(request.run, arrived)
+        self.label = arrived.advance(request.order)  # of the parcel that leaves
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
-        self.alone = self.old_label.round == 0 and own
+        self.alone = arrived.round == 0 and own  # the first visit, at the hospital that made it
         self.kept = Kept(request.run, "rehearsal")
-        self.place: Place = request.visit
+        self.place: Place = request.visit  # of this visit among those kept
         if request.order.asynchronous:
             self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
         rehearsal = self.kept.load(self.place)
-        self.received = _collect_received(request, self.old_label, beside, rehearsal)
-        self.beside: dict[str, ArrayRecord] = {}
-        self.snapshots: dict[str, RecordDict] = {}
+        self.received = _collect_received(request, arrived, beside, rehearsal)
+        self.beside: dict[str, ArrayRecord] = {}  # leaves beside the model
+        self.snapshots: dict[str, RecordDict] = {}  # the model after earlier epochs, if ordered
 
     def train(self) -> dict[str, float]:
         """Train the model and judge the result; returns the metrics of training."""
@@ -254,8 +243,9 @@ def _collect_received(
     rehearsal: Mapping[str, NDArray[np.generic]],
 ) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
-    device, policy = request.hospital.device, request.hospital.policy
-    own = request.order.images == "own"
+    hospital, images, archive = request.hospital, request.order.images, request.learner.archive
+    device, policy = hospital.device, hospital.policy
+    named = archive and str(hospital.settings.run_config[archive]).startswith(PUBLIC)
     return Received(
         open_buffers(request),
         beside.get("memory", {}),
@@ -264,19 +254,13 @@ def _collect_received(
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
         task=request.order.task,
-        public=_public(request),
-        owners=torch.from_numpy(request.hospital.data.train.patients) if own else None,
+        # Beside the training images
+        public=hospital.public(archive) if named and images != "public" else None,
+        owners=torch.from_numpy(hospital.data.train.patients) if images == "own" else None,
         fewest=policy.sums.min_class_patients if policy else 1,
         least_kept=policy.images.least_kept if policy else 1,
         min_batch=policy.images.min_batch if policy else 1,
     )
-
-
-def _public(request: Request) -> Samples | None:
-    """The public images that the learner uses beside the training images; None without any."""
-    key, hospital = request.learner.archive, request.hospital
-    named = key and str(hospital.settings.run_config[key]).startswith(PUBLIC)
-    return hospital.public(key) if named and request.order.images != "public" else None
 
 
 def _images(request: Request) -> Samples:

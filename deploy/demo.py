@@ -76,7 +76,6 @@ def hospitals(
     folder: Path,
     address: str,
     sealed: bool = True,
-    more: Sequence[str] = (),
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
     names: Sequence[str] = HOSPITALS,
 ) -> Iterator[None]:
@@ -86,8 +85,7 @@ def hospitals(
         folder: The folder of `server`.
         address: host:port of the server.
         sealed: Whether they take part in sealed runs, or in open ones.
-        more: Further arguments of `fedhandoff hospital start` for all hospitals.
-        own: Further arguments for one hospital, by name.
+        own: Further arguments of `fedhandoff hospital start`, by hospital.
         names: The hospitals, each with its images in `folder`/images/<name>.
     """
     members = folder / "members" if sealed else "none"
@@ -108,8 +106,7 @@ def hospitals(
     with ExitStack() as running:
         for name in names:
             start = ("hospital", "start", "--hospital", folder / name, "--server", address)
-            options = (*more, *own.get(name, ()))
-            running.enter_context(background(folder, *start, *options, log=name))
+            running.enter_context(background(folder, *start, *own.get(name, ()), log=name))
         yield
 
 

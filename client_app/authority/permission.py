@@ -29,11 +29,7 @@ from strategies.protocol.settings import Settings
 
 
 def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Ruling]:
-    """The rulings of a policy on a run, and on the images to train on.
-
-    Raises:
-        SettingsError: The settings of the run's method cannot be used.
-    """
+    """The rulings of a policy on a run, and on the images to train on."""
     yield from policy.judge(settings)
     yield from _run_rulings(policy, settings, data)
     yield _patients_ruling(policy, data)

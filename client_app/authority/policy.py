@@ -399,12 +399,7 @@ class Policy:
         return _parse(text, path)
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
-        """The rulings on the settings of a run.
-
-        Raises:
-            SettingsError: The settings of the run's method cannot be used.
-            PresetError: There is no such GAN.
-        """
+        """The rulings on the settings of a run."""
         strategy = strategy_of(settings)
         yield from self.code.judge()
         yield from self.runs.judge(strategy)

@@ -194,22 +194,14 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
 
 
 def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Manifest]:
-    """Check a parcel and, with a seal, open it.
-
-    Raises:
-        ParcelError: The parcel is damaged, or not for this hospital.
-    """
+    """Check a parcel and, with a seal, open it."""
     manifest = check_parcel(parcel)
     check_sealed(parcel, seal is not None)
     return (seal.open(parcel, manifest) if seal else parcel), manifest
 
 
 def _bytes(record: ArrayRecord) -> bytes:
-    """The one array of bytes in a sealed record, if it is just as NumPy writes it.
-
-    Raises:
-        ParcelError: The record is not sealed, or is damaged.
-    """
+    """The one array of bytes in a sealed record, if it is just as NumPy writes it."""
     if not is_sealed(record):
         raise ParcelError("A record is not sealed, and this hospital opens sealed records only.")
     array = record["sealed"]

@@ -235,8 +235,8 @@ class Dishonest(Watched):
         more = {"graz": [], "linz": ["--any-code"], "wien": []}
         with ExitStack() as running:
             for name in HOSPITALS:
-                given = ("--members", "first-use", *more[name])
-                one = hospitals(folder, address, more=given, own=own, names=[name])
+                given = ("--members", "first-use", *more[name], *own.get(name, ()))
+                one = hospitals(folder, address, own={name: given}, names=[name])
                 running.enter_context(one)
             yield
 
@@ -433,8 +433,8 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
     (tmp_path / "policy.toml").write_text(
         "[release]\nallow-without-privacy = true\nmax-membership-leak = 1.0\n"
     )
-    more = ("--policy", str(tmp_path / "policy.toml"))
-    with server(tmp_path) as address, hospitals(tmp_path, address, more=more):
+    own = dict.fromkeys(HOSPITALS, ("--policy", str(tmp_path / "policy.toml")))
+    with server(tmp_path) as address, hospitals(tmp_path, address, own=own):
         result = run(tmp_path, FEDER)
     stores = {name: tmp_path / name / "store" for name in HOSPITALS}
 
