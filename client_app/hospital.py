@@ -173,12 +173,10 @@ class Hospital:
         return concatenate(data.train_so_far(self.task) for data in each).to(self.device)
 
     def public(self, key: str) -> Samples:
-        """All images of the public archive that a setting names.
-
-        The value of the setting `key` is `PUBLIC` and an absolute path.
+        """All images of the public archive that the setting `key` names.
 
         Raises:
-            SettingsError: The setting names no archive.
+            SettingsError: The value of the setting is not `PUBLIC` and an absolute path.
             DataError: The archive cannot be used, or its images have another shape.
         """
         chosen = str(self.settings.run_config[key])

@@ -47,10 +47,8 @@ def check_same(
     """Refuse images, settings or classes that differ from the run's first message here.
 
     Otherwise test images could become training images, and training with noise could go on without
-    noise.
-
-    The run's folder keeps the terms of its first message. Some settings may change when the run is
-    resumed. `classes` are empty before they are known.
+    noise. Some settings may change when the run is resumed. `classes` are empty before they are
+    known.
 
     Raises:
         DataError: The images have changed.
@@ -118,9 +116,9 @@ def count_model(
 ) -> None:
     """Count a model before figures of it leave, in the file `name` of a run's folder.
 
-    The server can begin any number of runs. So models are also counted over all runs. `rule` is the
-    policy's rule for the largest number `most` in a run, and in a day; None = any number. `place`
-    is the fingerprint of the model's place in the run, from its label; empty = any.
+    `rule` is the policy's rule for the largest number `most` in a run, and in a day in all runs;
+    None = any number. `place` is the fingerprint of the model's place in the run, from its label;
+    empty = any.
 
     Raises:
         ParcelError: Another model was counted in the same place.
@@ -209,8 +207,8 @@ def dossiers(run: Store) -> dict[str, str]:
 class Kept:
     """Named arrays that the last two visits left at the hospital.
 
-    The server may lose the answer of a visit. It orders the visit again when the run is resumed.
-    The visit then starts again from the arrays of the visit before.
+    If the server loses the answer of a visit, it orders the visit again. The visit then starts
+    again from the arrays of the visit before.
     """
 
     run: Store  # the run's folder

@@ -54,12 +54,9 @@ def append_text(path: Path, text: str) -> None:
 
 @contextmanager
 def hold_lock(lock: Path, work: str, most: float = math.inf) -> Iterator[None]:
-    """Do some work while no other process does it; a long wait for the other is logged.
+    """Do the work of a file `lock` while no other process does it; a long wait is logged.
 
-    Args:
-        lock: The file that stands for the work.
-        work: The work, for the log, such as "decodes these images".
-        most: The longest wait in seconds.
+    `work` is for the log, such as "decodes these images".
 
     Raises:
         TimeoutError: The other process has not ended within `most` seconds.
@@ -109,10 +106,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Store:
-    """Named sets of arrays in one folder.
-
-    The folder is made at the first `save`.
-    """
+    """Named sets of arrays in one folder, which is made at the first `save`."""
 
     folder: Path
 

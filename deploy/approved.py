@@ -25,10 +25,7 @@ DIGITS = 16  # digits of a hash in the name of a folder
 
 
 def approve(folder: Path, checkout: Path) -> str:
-    """Copy a checkout's code, which the hospital then runs from its next start on.
-
-    Returns:
-        The hash of the code.
+    """Copy a checkout's code, which the hospital runs from its next start on; returns its hash.
 
     Raises:
         DeployError: The checkout has no code, or approved code of this hash was changed.

@@ -39,8 +39,7 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
     Hospitals reach the server under `names`: host names and IP addresses.
 
     Raises:
-        DeployError: A name is not valid; the server already has a certificate; or a key or
-            certificate that is there cannot be used.
+        DeployError: A name is not valid, or a certificate or key is in the way, or damaged.
     """
     alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
     server = folder / "server"
@@ -196,10 +195,8 @@ def _issue(
 ) -> Issuer:
     """Make a certificate, `<path>.crt`, and its key, `<path>.key`, unless the key is there.
 
-    Returns the signer that has this certificate.
-
     The certificate ends no later than that of its issuer. Without an issuer the key signs itself.
-    The flag beside an extension marks a critical one.
+    The flag beside an extension marks a critical one. Returns the signer with this certificate.
     """
     file, now = path.with_suffix(".key"), datetime.now(UTC)
     if file.exists():  # of a command that was killed before it wrote the certificate

@@ -73,10 +73,7 @@ FILES: dict[str, type[Any]] = {"hospital.toml": HospitalFile, "server.toml": Ser
 
 
 def find_folder(chosen: Path, file: str) -> Path:
-    """The folder that a person has named: a name below ~/fedhandoff, or a path.
-
-    `chosen` is a name or a path. The folder should have `file`.
-    """
+    """The folder that a person has chosen, with a name below ~/fedhandoff or a path to `file`."""
     path = expand(chosen)
     is_bare = len(path.parts) == 1 and not path.is_absolute()
     return expand(PLACE) / path if is_bare and not (path / file).is_file() else path
@@ -86,8 +83,7 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
     """The keys and values in the file of a folder; empty if there is no file.
 
     Raises:
-        DeployError: The file cannot be read, or has an unknown key or a wrong value; the text
-            names all of them.
+        DeployError: The file cannot be read, or has unknown keys or wrong values; it names all.
     """
     path = folder / file
     try:

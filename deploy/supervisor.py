@@ -42,12 +42,10 @@ def write_secret(folder: Path) -> Path:
 
 
 def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
-    """The environment of a Flower program of this installation.
+    """The environment of a Flower program of this installation, with its files in `home`.
 
-    Args:
-        home: The folder for Flower's files.
-        level: Flower's log level. A user's FLWR_LOG_LEVEL can only change it to DEBUG:
-            `deploy.watch` needs the lines of a SuperNode.
+    A user's FLWR_LOG_LEVEL can change the log `level` only to DEBUG: `deploy.watch` needs the lines
+    of a SuperNode.
     """
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     # Requests to this machine use no proxy; others use the proxies that the environment names.

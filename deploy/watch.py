@@ -38,11 +38,7 @@ class Watch:
     """Passes on the output of a SuperNode, and remembers whether the SuperNode owes an answer."""
 
     def __init__(self, process: subprocess.Popen[bytes], voice: Voice) -> None:
-        """Start to read the output.
-
-        The SuperNode leads a process group. Its output goes to a pipe, stdout. The output of the
-        group's other processes may go to another, stderr. `voice` passes both on.
-        """
+        """Start to read the output: stdout of the SuperNode, stderr of the rest of its group."""
         self.process, self._voice = process, voice
         self._patience = inf
         self._since = self._next_look = 0.0

@@ -20,13 +20,11 @@ START = 300.0  # seconds to wait until a new process accepts the call
 def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
     """A connection to the process of a key. A process is started if none accepts the call.
 
-    Closing the connection ends the process if it is still at work.
-
-    Each `key` has its own process in the folder of sockets. `variables` add to the environment of a
-    new process.
+    Closing the connection ends the process if it is still at work. `variables` add to the
+    environment of a new process.
 
     Raises:
-        OSError: The folder is a link, belongs to another user, or is open to others.
+        OSError: See `address_of`.
         ConnectionError: The process has not started.
     """
     with address_of(folder, key) as address:
@@ -44,10 +42,10 @@ def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
 
 @contextmanager
 def address_of(folder: Path, key: str) -> Iterator[str]:
-    """The address of the process of a key.
+    """The address of the process of a key in a folder of sockets.
 
-    The address names the folder by a descriptor. So it is short enough for a socket, and nobody
-    can replace the folder after the check.
+    It names the folder by a descriptor. So it is short enough for a socket, and nobody can replace
+    the folder after the check.
 
     Raises:
         OSError: The folder is a link, belongs to another user, or is open to others.

@@ -31,9 +31,7 @@ class Workers:
     """Warm processes, which serve one run after the other. One starts if all others work.
 
     `variables` add to the environment of this process. Without `log`, the output of the processes
-    is that of this process.
-
-    Use it as a context: the processes end with the block.
+    is that of this process. The processes end with the block of `with`.
     """
 
     def __init__(

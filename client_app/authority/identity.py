@@ -1,9 +1,7 @@
 """A hospital's own keys.
 
 An identity has two key pairs. The hospital signs with one (Ed25519). Other hospitals encrypt for
-the other one (X25519). The public half is one line of text. Hospitals exchange it outside of runs:
-
-    graz = "3q2+7w...=="
+the other one (X25519). Hospitals exchange the public halves outside of runs (members.py).
 """
 
 import base64

@@ -18,7 +18,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -298,10 +298,9 @@ def _terms(asked: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any
     are written; the others are counted.
     """
     path = policy_file(config) or DEFAULTS
-    try:
-        rules = _hash(read_bytes(path)) if path.is_file() else ""
-    except OSError:  # the answer will be a failure that reports it
-        rules = ""
+    rules = ""
+    with suppress(OSError):  # the answer will be a failure that reports it
+        rules = _hash(read_bytes(path))
     given = sorted(asked.items())
     settings = {
         key: redact(value[:LONG]) if isinstance(value, str) else value

@@ -94,11 +94,9 @@ def members_of(
 ) -> dict[str, Member]:
     """The recipients of a hospital's sealed parcels in a run, the hospital included.
 
-    The server may announce a hospital that is no member, or has another key. The log names it, and
-    it is not among the recipients.
-
-    `trusted` is the file of members, or "first-use"; a hospital with "first-use" writes the file
-    `pins`. `keys` are those that the server announces, by hospital.
+    The server announces `keys`, by hospital. The log names a hospital that is no member, or has
+    another key. It is not among the recipients. `trusted` is the file of members, or "first-use";
+    a hospital with "first-use" writes the file `pins`.
 
     Raises:
         SettingsError: The file cannot be used, or names a wrong key for the hospital itself.

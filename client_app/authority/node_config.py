@@ -75,8 +75,7 @@ class NodeConfig:
         """Read a node-config.
 
         Raises:
-            OwnError: A key is unknown or a value is not valid; the text names each, and the
-                allowed values.
+            OwnError: Keys are unknown or values not valid; it names all, and the allowed values.
         """
         real = not is_simulated(config)
         known = [
@@ -119,11 +118,7 @@ def own_config(context: Context) -> Mapping[str, Any]:
 
 
 def simulate() -> None:
-    """Let this process answer for simulated hospitals.
-
-    The program that starts such a process calls this. No setting, file or variable has the same
-    effect.
-    """
+    """Let this process answer for simulated hospitals, as no setting, file or variable can."""
     global _simulates
     _simulates = True
 

@@ -33,8 +33,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         Sentences on the files in force, each with its SHA-256.
 
     Raises:
-        OwnError: A file or the node-config cannot be used. The text names the file and line, or
-            the key, its value and the allowed values.
+        OwnError: A file or the node-config cannot be used.
     """
     own = NodeConfig.read(config)
     combined_settings(defaults(), config)
