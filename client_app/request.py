@@ -78,8 +78,7 @@ class Request(Inquiry):
         """Open the hospital of a message.
 
         Raises:
-            SettingsError: The server runs other code, or settings cannot be used, or have changed
-                during the run.
+            SettingsError: The server runs other code, or settings cannot be used, or have changed.
             PolicyError: The run asks for more than the hospital allows.
             DataError: The hospital's images cannot be used, or have changed during the run.
             ParcelError: The order cannot be carried out.

@@ -6,7 +6,6 @@ process that Flower starts hands the message to it, and passes the answer on. Bo
 same app with its guard. So the same checks hold.
 """
 
-import errno
 import json
 import logging
 import sys
@@ -76,17 +75,11 @@ def call_resident(config: Mapping[str, Any]) -> socket:
         if isinstance(error, ConnectionError) or error.errno in DISK:
             raise
         logging.getLogger("flwr").error("%s cannot be used: %s", folder, error)
-        if error.errno in (None, errno.ENOTDIR, errno.ELOOP):  # `address_of` refuses the folder
-            text = (
-                "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
-                "belongs to the hospital's user: remove the present one."
-            )
-        else:
-            text = (
-                "The file system of the hospital's store has no place for a socket "
-                f"({error.strerror}): set 'resident' to false in the node-config."
-            )
-        raise SettingsError(text) from error
+        raise SettingsError(
+            "The hospital's store has no place for a socket: its folder 'resident' must be a "
+            "folder of mode 0700 that belongs to the hospital's user, on a file system with "
+            "sockets. Remove it, or set 'resident' to false in the node-config."
+        ) from error
 
 
 def place_of(config: Mapping[str, Any]) -> tuple[Path, str]:

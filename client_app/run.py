@@ -134,9 +134,8 @@ def count_model(
             return
         now = time.time()
         if most is not None:
-            files = {*_files(run, name, now - DAY)} - {own}
-            others = [test for path in files for test in _read_tests(path)]
-            lately = [test for test in (*known, *others) if test.time > now - DAY]
+            found = [test for path in _files(run, name, now - DAY) for test in _read_tests(path)]
+            lately = [test for test in found if test.time > now - DAY]
             for tests in (known, lately):
                 if (count := len({model, *(test.model for test in tests)})) > most:
                     raise PolicyError(rule, count, f"{most} or fewer")

@@ -49,7 +49,8 @@ def receive(file: Readable) -> tuple[list[Any], RecordDict]:
     size = int.from_bytes(_read(file, 8), "big")
     if size > HEAD:
         raise ValueError(f"A head of {size} bytes is announced.")
-    facts, records = json.loads(_read(file, size), object_hook=_bytes)
+    head = _read(file, size)
+    facts, records = json.loads(head, object_hook=lambda found: bytes.fromhex(found["bytes"]))
     sizes = [array[-1] for _, kind, values in records if kind == "arrays" for _, array in values]
     if min(sizes, default=0) < 0 or sum(sizes) > ARRAYS:
         raise ValueError(f"Arrays of {sum(sizes)} bytes are announced.")
@@ -78,7 +79,3 @@ def _read(file: Readable, size: int) -> bytes:
     if len(data) < size:
         raise EOFError
     return data
-
-
-def _bytes(found: dict[str, str]) -> bytes:
-    return bytes.fromhex(found["bytes"])

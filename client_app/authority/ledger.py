@@ -76,7 +76,10 @@ class OwnLedger:
         self._is_live = message.metadata.message_type == "query.live"
         # The policy's file may change during a visit. The line names the one that judged the order.
         self._terms = {} if self._is_live else _terms(context.run_config, config)
-        self._size = _size_of(message, context)
+        # Approximate bytes of the message, and of the settings of its run
+        texts = [str(dict(each)) for each in message.content.config_records.values()]
+        texts.append(str(dict(context.run_config)))
+        self._size = count_bytes(message.content) + sum(map(len, texts))
 
     def check(self) -> None:
         """Refuse the message if the hospital cannot record it, or has lost earlier records.
@@ -269,12 +272,6 @@ def _request_fields(message: Message) -> dict[str, Any]:
             except ShapeError:
                 unfit[key] = f"{order[key]!r:.200}"
     return {**fields, "unfit": unfit} if unfit else fields
-
-
-def _size_of(message: Message, context: Context) -> int:
-    """The approximate size of a message and the settings of its run, in bytes."""
-    words = sum(len(str(dict(each))) for each in message.content.config_records.values())
-    return count_bytes(message.content) + words + len(str(dict(context.run_config)))
 
 
 def _run(entry: Mapping[str, Any]) -> str:

@@ -78,12 +78,7 @@ class Index:
         """
         size = self.file.seek(0, os.SEEK_END)
         known = self._count("kept")
-        if not self._head.exists():
-            if size or known or self._count("said"):
-                raise BrokenLedger(
-                    f"The end of the ledger is unknown: {self._head.name} was deleted. Restore it "
-                    "from a backup."
-                )
+        if not (self._head.exists() or size or known or self._count("said")):
             # Written whole before the first line: after a full disk the hospital can go on.
             write_whole(self._head, self._signed(Head()), private=True)
             return Head()
@@ -91,7 +86,7 @@ class Index:
             written = json.loads(read_bytes(self._head)[:SECTOR])
             head = Head(**written["head"])
             right = self._secret.is_file() and written["code"] == self._code(head)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             right = False
         if not right or known < head.kept:
             raise BrokenLedger(

@@ -194,7 +194,7 @@ def test_it_makes_a_private_store(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (errno.EOPNOTSUPP, SettingsError, "no place for a socket .*set 'resident' to false"),
+        (errno.EOPNOTSUPP, SettingsError, "no place for a socket.*set 'resident' to false"),
         (errno.ENOSPC, OSError, "No space left"),
     ],
 )
