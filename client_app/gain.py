@@ -90,7 +90,7 @@ def measure_gains(
 
     Raises:
         ModelError: The frozen network or its weights are missing.
-        DataError: The images of the departments cannot be used, or not be compared.
+        DataError: The images of the departments cannot be used, or cannot be compared.
     """
     if len(folders) < 2:
         raise DataError("A gain needs two departments: name the folders of two or more.")

@@ -189,11 +189,8 @@ class Hospital:
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
     """Open the hospital of a message.
 
-    Args:
-        context: Flower's context, with the run's settings and the hospital's node-config
-            (`NodeConfig`, and `OWN_SETTINGS`).
-        name: The name at the server, for a hospital without `site`; empty if there is none.
-        classes: The federation's classes; empty before they are known.
+    `context` has the run's settings and the hospital's node-config. `name` is that at the server,
+    for a hospital without `site`. `classes` are the federation's; empty before they are known.
 
     Raises:
         SettingsError: A setting, the policy or the hospital's name cannot be used.

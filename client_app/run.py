@@ -116,9 +116,9 @@ def count_model(
 ) -> None:
     """Count a model before figures of it leave, in the file `name` of a run's folder.
 
-    `rule` is the policy's rule for the largest number `most` in a run, and in a day in all runs;
-    None = any number. `place` is the fingerprint of the model's place in the run, from its label;
-    empty = any.
+    `rule` is the policy's rule for the largest number `most` in a run, and in a day in all runs,
+    since a server can begin many; None = any number. `place` is the fingerprint of the model's
+    place in the run, from its label; empty = any.
 
     Raises:
         ParcelError: Another model was counted in the same place.

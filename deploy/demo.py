@@ -1,7 +1,5 @@
 """A consortium on one machine, in a new temporary folder: a server, three hospitals, a short run.
 
-With --asynchronous no hospital waits for the slowest one, which takes a dozen times as many steps.
-
 It uses the commands of a real deployment (docs/deployment.md). It prints the folder of the results
 last, and ends with the exit status of the run. All processes are ended, also after Ctrl-C.
 """
@@ -43,7 +41,8 @@ FEDHANDOFF = [sys.executable, "-m", "cli"]
 def demonstrate(asynchronous: bool = False) -> None:
     """Start server and hospitals, do a run, and end them.
 
-    With `asynchronous` the run has queues instead of rounds, and the last hospital is slow.
+    With `asynchronous` the run has queues instead of rounds: no hospital waits for the last one,
+    which takes a dozen times as many steps.
 
     Raises:
         DeployError: The server has not started.
@@ -79,14 +78,10 @@ def hospitals(
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
     names: Sequence[str] = HOSPITALS,
 ) -> Iterator[None]:
-    """Run the hospitals of the server in `folder`, each with its files in `folder`/<name>.
+    """Run hospitals of a server, each with its images in `folder`/images/<name>.
 
-    Args:
-        folder: The folder of `server`.
-        address: host:port of the server.
-        sealed: Whether they take part in sealed runs, or in open ones.
-        own: Further arguments of `fedhandoff hospital start`, by hospital.
-        names: The hospitals, each with its images in `folder`/images/<name>.
+    They take part in `sealed` runs, or in open ones. `own` has further arguments of `fedhandoff
+    hospital start`, by hospital.
     """
     members = folder / "members" if sealed else "none"
     at_server = ("--server", folder / "server")

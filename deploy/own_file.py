@@ -73,7 +73,7 @@ FILES: dict[str, type[Any]] = {"hospital.toml": HospitalFile, "server.toml": Ser
 
 
 def find_folder(chosen: Path, file: str) -> Path:
-    """The folder that a person has chosen, with a name below ~/fedhandoff or a path to `file`."""
+    """A chosen folder: a path, or a name below ~/fedhandoff. It should have `file`."""
     path = expand(chosen)
     is_bare = len(path.parts) == 1 and not path.is_absolute()
     return expand(PLACE) / path if is_bare and not (path / file).is_file() else path

@@ -72,7 +72,7 @@ def listen_addresses(fleet_address: str, control_port: int) -> dict[str, str]:
 
 
 def check_free(addresses: Mapping[str, str]) -> None:
-    """Raise a `DeployError` if a program cannot listen on each host:port, the values of options."""
+    """Raise a `DeployError` if programs cannot listen on the addresses, host:port by option."""
     with ExitStack() as held:
         for option, address in addresses.items():
             host, port = split_address(address, option)

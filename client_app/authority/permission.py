@@ -50,12 +50,9 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
 
     Raises:
         ParcelError: The method never gives such an order.
-        PolicyError: The network is larger than the hospital allows, or the hospital has too few
-            training patients.
-        SettingsError: The settings do not fit one another or the hospital's images; or images of
-            everyone are wanted outside of a simulation.
-        ModelError: There is no such network, or it does not support the hospital's images.
-        PresetError: The GAN cannot make such large images.
+        PolicyError: The network is too large, or the hospital has too few training patients.
+        SettingsError: The settings do not fit one another or the hospital's images.
+        ModelError, PresetError: The network or the GAN does not support the hospital's images.
         DataError: A task has fewer than two images, or its images are unknown.
     """
     policy, settings, shape = hospital.policy, hospital.settings, hospital.data.train.shape

@@ -42,13 +42,10 @@ class Spent:
 
 
 def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
-    """Add a release to the account in a folder, before it is made.
+    """Add a release to the account in a folder, before it is made; returns ε of all releases.
 
-    `delta` is δ of the reported ε. Without `rules` there is no limit, as in a simulation. There a
+    `delta` is δ of this ε. Without `rules` there is no limit, as in a simulation. There a
     visit that is repeated after an interruption has the same noise, so its release counts once.
-
-    Returns:
-        ε of all releases, this one included.
 
     Raises:
         PolicyError: The policy does not allow this ε or δ; nothing is written.

@@ -27,10 +27,7 @@ POLICY = "policy.toml"
 
 
 def check_own(config: Mapping[str, Any]) -> list[str]:
-    """Check a hospital's own files and its node-config.
-
-    Returns:
-        Sentences on the files in force, each with its SHA-256.
+    """Check a hospital's own files and its node-config; returns sentences on those in force.
 
     Raises:
         OwnError: A file or the node-config cannot be used.
