@@ -198,14 +198,6 @@ def start(
             help="The hospital's policy. Without it: policy.toml in its folder, if there is one."
         ),
     ] = None,
-    any_code: Annotated[
-        bool,
-        typer.Option(
-            "--any-code",
-            help="Run code that the hospital has not approved: anyone who can start a run at the "
-            "server can then read all files of this user, also images and keys.",
-        ),
-    ] = False,
     runtime_port: Annotated[
         int,
         typer.Option(
@@ -234,7 +226,6 @@ def start(
             policy=policy,
             own_config=get_current_context().lookup_default("own_config") or {},
             node_config=node_config,
-            any_code=any_code,
             runtime_port=runtime_port,
         )
     )

@@ -36,7 +36,7 @@ REPLACED = (
 )
 # Environment variables of the hospital's processes. A command line would be visible to other users
 # of the machine, and Flower passes its node-config to every process that takes a message.
-CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
+CODE = "FEDHANDOFF_CODE"  # the folder of the approved code
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Hospital:
     # hospital.toml's keys of the node-config
     own_config: Mapping[str, Any] = field(default_factory=dict)
     node_config: str = ""  # further keys of the node-config, in Flower's notation
-    any_code: bool = False  # whether it also runs code that is not approved
     runtime_port: int = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
 
 
@@ -87,7 +86,7 @@ def start_supernode(hospital: Hospital) -> None:
                 "run any code of a run: start the hospital in a clone of the repository, not in a "
                 "download from Flower's Hub (docs/hub.md)."
             )
-    code = "any" if hospital.any_code else str(approved_code(folder))
+    code = str(approved_code(folder))
     config = node_config(hospital)
     for sentence in check_own(config):
         print(sentence, flush=True)

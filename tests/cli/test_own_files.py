@@ -96,10 +96,22 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
         runtime_port=9095,
     )
     assert found.own_config == {**config, "dataset": "folder"}
-    given = ("--server", "other:1", "--members", "first-use", "--any-code")
+    given = ("--server", "other:1", "--members", "first-use")
     assert call("hospital", "start", "--hospital", graz, *given)[0] == 0
     assert (started[1].server, started[1].members) == ("other:1", "first-use")
-    assert started[1].any_code
+
+
+def test_neither_the_file_nor_an_option_makes_a_hospital_run_code_that_is_not_approved(
+    call, graz, started
+):
+    write_own(graz, "hospital.toml", GRAZ)
+    status, _, error = call("hospital", "start", "--hospital", "graz", "--any-code")
+    assert (status, "No such option '--any-code'" in error) == (2, True)
+    file = graz / "hospital.toml"
+    file.write_text(f"any-code = true\n{file.read_text()}")
+    status, _, error = call("hospital", "start", "--hospital", "graz")
+    assert (status, started) == (2, [])
+    assert "hospital.toml: There is no key 'any-code'" in error
 
 
 def test_the_option_adds_to_the_node_config_of_the_file(call, graz, started):

@@ -263,8 +263,7 @@ def test_a_hospital_s_policy_is_in_its_folder_or_where_it_says(tmp_path):
         node_config(of(tmp_path, policy=tmp_path / "gone"))
 
 
-@pytest.mark.parametrize("any_code", [False, True])
-def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
+def test_what_a_supernode_is_started_with(folder, monkeypatch):
     """Nothing of the hospital's is on a command line; other users cannot read an environment."""
     make_key(folder, "graz")
     started = []
@@ -272,11 +271,11 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
     monkeypatch.setattr(hospital, "Program", lambda *given, **_: started.append(given))
     port = transport.free_port()
-    given = of(folder, any_code=any_code, runtime_port=port)
-    if not any_code:
-        with pytest.raises(DeployError, match="has no approved code"):
-            start_supernode(given)
-        approve(folder, ROOT)
+    given = of(folder, runtime_port=port)
+    with pytest.raises(DeployError, match="has no approved code"):
+        start_supernode(given)
+    assert not started
+    approve(folder, ROOT)
     start_supernode(given)
     ((command, _, environment, *_),) = started
     secret = command[command.index("--superexec-auth-secret-file") + 1]
@@ -286,8 +285,7 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
         f"--isolation process --host 127.0.0.1 --port {port}"
     )
     assert Path(secret) == folder / "secret"  # a file in /tmp would be removed after ten days
-    place = "any" if any_code else str(approved_code(folder))
-    assert environment["FEDHANDOFF_CODE"] == place
+    assert environment["FEDHANDOFF_CODE"] == str(approved_code(folder))
     assert json.loads(environment["FEDHANDOFF_NODE_CONFIG"])["data-dir"] == str(folder)
     found = shutil.which("flwr-clientapp", path=environment["PATH"])
     assert found == str(PROGRAMS / "flwr-clientapp")
@@ -382,8 +380,9 @@ def test_a_hospital_is_told_what_is_missing(folder, monkeypatch):
     make_key(folder, "graz")
     with pytest.raises(DeployError, match=r"gone does not exist: give --data-dir"):
         start_supernode(of(folder, data_dir=folder / "gone"))
+    approve(folder, ROOT)
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
-        start_supernode(Hospital(folder, "localhost", "graz", folder, any_code=True))
+        start_supernode(Hospital(folder, "localhost", "graz", folder))
     with monkeypatch.context() as patch:
         patch.setattr(hospital, "PROGRAMS", folder)  # as in a download from Flower's Hub
         with pytest.raises(DeployError, match="a clone of the repo"):
@@ -778,6 +777,7 @@ def test_an_address_on_which_a_program_listens_is_refused_at_the_start(
     monkeypatch.setattr(transport, "ONE_PORT", one_port)
     monkeypatch.setattr(hospital, "check_server", lambda *_: None)
     make_key(folder, "graz")
+    approve(folder, ROOT)
     free = transport.free_port()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         used = listener.getsockname()[1]
@@ -787,7 +787,7 @@ def test_an_address_on_which_a_program_listens_is_refused_at_the_start(
             with pytest.raises(DeployError, match=r"cannot be used: Address already in use\. If"):
                 server.start_superlink(tmp_path / "server", fleet, control)
         with pytest.raises(DeployError, match=rf"127\.0\.0\.1:{used} \(runtime-port\) cannot be"):
-            start_supernode(of(folder, any_code=True, runtime_port=used))
+            start_supernode(of(folder, runtime_port=used))
     with pytest.raises(DeployError, match=r"192\.0\.2\.7:9092 \(--fleet-address\) cannot be used"):
         server.start_superlink(tmp_path / "server", "192.0.2.7:9092", free)
 

@@ -26,13 +26,13 @@ def start(environment, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("code", ["any", "approved"])
-def test_it_becomes_flowers_own_confined_unless_it_may_run_any_code(code, environment, tmp_path):
+def test_it_becomes_flowers_own_confined(environment, tmp_path):
     (tmp_path / "approved").mkdir()
-    environment[CODE] = "any" if code == "any" else str(tmp_path / "approved")
+    environment[CODE] = str(tmp_path / "approved")
     output = start(environment, "--token", "7").stdout
     assert output.startswith("['--token', '7']")
-    assert ("PathFinder" in output) == (code == "any")
+    assert "<__main__.Finder" in output
+    assert "PathFinder" not in output
 
 
 def test_the_process_of_a_message_imports_no_database(environment, tmp_path):
@@ -50,4 +50,14 @@ def test_a_hospital_that_does_not_say_which_code_it_runs_runs_none(environment):
     environment.pop(CODE, None)
     done = start(environment)
     assert "KeyError" in done.stderr
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_hospital_whose_folder_of_code_does_not_exist_runs_none(
+    environment, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    environment[CODE] = "any"
+    done = start(environment)
+    assert "FileNotFoundError" in done.stderr
+    assert (done.returncode, done.stdout) == (1, "")

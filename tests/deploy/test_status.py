@@ -12,6 +12,7 @@ import pytest
 
 from cli import main
 from deploy import credentials, hospital, server, status
+from deploy.approved import approve
 from deploy.credentials import end_of, make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import Hospital, check_writable, start_supernode
@@ -105,9 +106,8 @@ def graz(tmp_path, monkeypatch):
     monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
     monkeypatch.setattr(hospital, "check_server", lambda *_: None)
     folder = tmp_path / "graz"
-    return Hospital(
-        folder, "localhost:9", "graz", tmp_path, store_dir=folder / "store", any_code=True
-    )
+    approve(folder, ROOT)
+    return Hospital(folder, "localhost:9", "graz", tmp_path, store_dir=folder / "store")
 
 
 def test_a_supernode_is_started_once(graz):
