@@ -11,28 +11,24 @@ N images, C channels, H x W pixels.
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from audit.dresses import dress
 from audit.feature_search import FeatureSearch
 from audit.ranks import Ranks
 from audit.report import Report
-from audit.search import LEAST, SIDE, Found, Search
-from gan.synthesis import save_grid
+from audit.search import LEAST, Search
 from learning.samples import one_of_each
 
 HELD_OUT = 300  # held-out images that are enough to set the scale
 MOST = 2.0  # weight of a copy in the test of a whole buffer
 LEVEL = 0.001  # share of honest buffers that the test of nearness refuses
 NAMED = 10  # refused images that a reason names
-PAIRS, COLUMNS, PIXELS = 60, 4, 96  # pairs, pairs in a row, smallest side of an image in pixels
 
 
 class Auditor:
@@ -83,7 +79,7 @@ class Auditor:
         features = training.is_floating_point()
         owners = torch.from_numpy(np.unique(patients[0], return_inverse=True)[1])
         self.search = FeatureSearch(training) if features else Search(training, owners)
-        self.searched: dict[bytes, tuple[Tensor, ...]] = {}
+        self.searched: dict[bytes, Tensor] = {}  # residuals of an image, by its hash
         dressed = unseen if features else torch.cat([unseen, dress(unseen)])
         residuals = self.search(dressed).residuals
         self.ranks = Ranks(residuals, labels.repeat(len(dressed) // len(unseen)), len(classes))
@@ -100,7 +96,7 @@ class Auditor:
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Which of images [N, C, H, W] uint8, labels [N] int64, may not be in a buffer: [N]."""
-        ranks = self.ranks(self._search_once(images).residuals, labels)
+        ranks = self.ranks(self._search_once(images), labels)
         return self._exact_copies(images) | (ranks <= self.quantile)
 
     def check(self, images: Tensor, labels: Tensor) -> Report:
@@ -110,7 +106,7 @@ class Auditor:
         """
         if faults := tuple(self._faults(images, labels)):
             return Report(refusal="They do not have the form of a buffer.", reasons=faults)
-        ranks = self.ranks(self._search_once(images).residuals, labels)
+        ranks = self.ranks(self._search_once(images), labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
         near, far = (self.aligned.align(images, each) for each in self.equal)
         share, p = nearness_test(near, far, len(self.equal[0]))
@@ -138,11 +134,6 @@ class Auditor:
         }
         return Report(figures, next(iter(reasons), ""), tuple(reasons.values()))
 
-    def draw(self, path: Path, images: Tensor) -> None:
-        """Draw images beside the most similar training images (`save_found`); no features."""
-        assert isinstance(self.search, Search)
-        save_found(path, images, self.search, self._search_once(images))
-
     def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
         """The faults of a buffer's form."""
         shape = tuple(self.training.shape[1:])
@@ -153,16 +144,14 @@ class Auditor:
         if missing := sorted(set(self.wanted) - set(labels.tolist())):
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
-    def _search_once(self, images: Tensor) -> Found:
-        """The results of the search; each image is searched for once."""
+    def _search_once(self, images: Tensor) -> Tensor:
+        """The residuals of the search, [N, scores]; each image is searched for once."""
         keys = list(map(_hash, images))
         new = [i for i, key in enumerate(keys) if key not in self.searched]
         if new:
-            found = self.search(images[new])
-            each = zip(found.residuals, found.index, found.frame, found.pose, strict=True)
-            self.searched |= dict(zip((keys[i] for i in new), each, strict=True))
-        rows = zip(*(self.searched[key] for key in keys), strict=True)
-        return Found(*(torch.stack(row) for row in rows))
+            found = self.search(images[new]).residuals
+            self.searched |= dict(zip((keys[i] for i in new), found, strict=True))
+        return torch.stack([self.searched[key] for key in keys])
 
     def _exact_copies(self, images: Tensor) -> Tensor:
         copies = [_hash(each) in self.hashes for each in images]
@@ -172,7 +161,7 @@ class Auditor:
         image = images[index : index + 1]
         if self._exact_copies(image):
             return f"{index} (a copy)"
-        shares = self._search_once(image).residuals[0].exp().tolist()
+        shares = self._search_once(image)[0].exp().tolist()
         parts = map("{} {:.3f}".format, self.search.scores, shares)
         return f"{index} (unexplained {', '.join(parts)})"
 
@@ -215,26 +204,6 @@ def nearness_test(
     deviation = max(squares / 4 * 2 * size / max(2 * size - 1, 1), LEAST) ** 0.5
     p = NormalDist().cdf((total / 2 - sums[0].sum().item()) / deviation)
     return wins.double().mean().item(), p
-
-
-def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None:
-    """Draw images uint8 [N, C, H, W] with the training images that were found, similar ones first.
-
-    Each image is followed by the most similar training image, and by that image turned, mirrored,
-    moved, and made as light as the first one. All are grey, as in the comparison.
-    """
-    order = found.residuals.amin(dim=1).argsort(stable=True)[:PAIRS]
-    side = max(2, min(SIDE, *images.shape[2:]))
-    grey = interpolate(images[order].float().mean(dim=1, keepdim=True) / 255, (side, side))
-    index, frame, pose = found.index[order], found.frame[order], found.pose[order]
-    plain = interpolate(search.whole[index], (side, side))
-    dressed = search.dress(index, frame, pose, side)
-    centred = [each - each.mean(dim=(1, 2, 3), keepdim=True) for each in (grey, dressed)]
-    gain = (centred[0] * centred[1]).sum(dim=(1, 2, 3)) / centred[1].square().sum(dim=(1, 2, 3))
-    light = gain.nan_to_num(0, 0, 0)[:, None, None, None] * centred[1]
-    light = light + grey.mean(dim=(1, 2, 3), keepdim=True)
-    rows = (255 * torch.cat([grey, plain, light], dim=3)).round().clamp(0, 255).to(torch.uint8)
-    save_grid(path, rows.cpu(), COLUMNS, PIXELS, border=8, grey=1)
 
 
 def _hash(image: Tensor) -> bytes:

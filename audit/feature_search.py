@@ -30,9 +30,7 @@ class FeatureSearch:
     def __call__(self, images: Tensor) -> Found:
         """Search for the training features behind features [N, d, 1, 1]."""
         found = [self._search_block(some) for some in images.split(QUERIES)]
-        residuals, index = map(torch.cat, zip(*found, strict=True))
-        frame = torch.zeros_like(index)  # none is turned or moved
-        return Found(residuals, index, frame, residuals.new_zeros(len(index), 4))
+        return Found(*map(torch.cat, zip(*found, strict=True)))
 
     @torch.no_grad()
     def align(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +40,7 @@ class FeatureSearch:
         return top.values, top.indices
 
     def _search_block(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals [n, scores], and the nearest training vector [n], of a few vectors."""
+        """Fields of `Found` for a few vectors [n, d, 1, 1]."""
         vectors, (broadly, finely) = self._vectors(images), self.known
         broad = normalize(vectors @ self.broad) @ broadly.T  # [n, M]
         fine = normalize(vectors @ self.fine) @ finely.T

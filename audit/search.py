@@ -78,8 +78,6 @@ class Found:
     # explain, for each of `SCORES`; for "alone" that of a ratio of two such shares
     residuals: Tensor
     index: Tensor  # the most similar training image by any score, int64 [N]
-    frame: Tensor  # the orientation, of 8, that is most like this training image, int64 [N]
-    pose: Tensor  # place of its middle in the training image: shifts, log scale, angle, [N, 4]
 
 
 class Search:
@@ -148,12 +146,7 @@ class Search:
         top = torch.cat(best).topk(min(2, len(others)), dim=1)
         return top.values, top.indices
 
-    def dress(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
-        """Training images in the changed form that was found: float [N, 1, side, side]."""
-        drawn = _sample(self.whole[index], pose, 1.0, side)
-        return torch.stack([_unframe(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
-
-    def _search_block(self, images: Tensor) -> Sequence[Tensor]:
+    def _search_block(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Fields of `Found` for a few images [n, C, H, W]."""
         whole = squares(images, SIDE)
         framed = _frames(whole)  # [n, 8, 1, R, R]
@@ -191,11 +184,9 @@ class Search:
         alone = torch.eye(index.shape[1], dtype=torch.bool, device=index.device)
         others = moved[:, None].masked_fill((patients[:, :, None] != patients[:, None]) | alone, 0)
         residuals["of a patient"] = moved + others.amin(dim=2)
-        every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
-        best = rows[:, 0], every
-        poses = torch.cat([pose.new_zeros(*aligned.shape, 4), pose], 1)
+        best = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
         scores = torch.stack([residuals[name].amin(dim=1) for name in SCORES], 1)
-        return scores, indices[best], frames[best], poses[best]
+        return scores, indices[rows[:, 0], best]
 
     def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Log shares [n, candidates] of blocks that are not explained, in place and anywhere.
@@ -396,12 +387,6 @@ def orientations(images: Tensor) -> Iterator[Tensor]:
 def _frames(images: Tensor) -> Tensor:
     """The 8 orientations [n, 8, 1, R, R] of square images [n, 1, R, R]."""
     return torch.stack([*orientations(images)], 1)
-
-
-def _unframe(image: Tensor, frame: int) -> Tensor:
-    """An image [1, R, R] in its original orientation, from the orientation `frame`."""
-    unflipped = image.flip(2) if frame % 2 else image
-    return unflipped.rot90(-(frame // 2), (1, 2))
 
 
 def _sample(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:

@@ -50,14 +50,12 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
     return torch.cat(made)
 
 
-def save_grid(
-    path: Path, images: Tensor, columns: int, height: int = 32, border: int = 2, grey: float = 0.0
-) -> None:
+def save_grid(path: Path, images: Tensor, columns: int, height: int = 32) -> None:
     """Write images uint8 [n, C, H, W] as one PNG file, `columns` in a row.
 
-    Small images are enlarged by a whole factor, to at most `height` pixels. Each has a border of so
-    many pixels, whose brightness `grey` is from 0 for black to 1 for white.
+    Small images are enlarged by a whole factor, to at most `height` pixels. Each has a black border
+    of two pixels.
     """
     factor = max(1, height // images.shape[2])
     large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-    save_image(large / 255, path, nrow=columns, padding=border, pad_value=grey)
+    save_image(large / 255, path, nrow=columns)

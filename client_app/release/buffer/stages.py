@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from audit.copies import Auditor, save_found
+from audit.copies import Auditor
 from audit.report import Report
-from audit.search import Search
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, sample
 from client_app.release.buffer.registry import SAMPLERS, Sampler
@@ -17,7 +16,6 @@ from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 
-SHOWN = 200  # training images with their nearest synthetic image
 CHECKED = 7  # version of the check: increase it with each change, so that buffers are made again
 
 
@@ -48,7 +46,8 @@ def make(job: Job) -> Release:
         real = job.learnt if job.hospital.policy else job.train  # figures leave out small classes
         mml = nearest(samples.images, real.images, job.distance)[0].mean().item()  # as in PLAN
         measured = {"mml-perceptual": mml, **diversity(job, samples)}
-        draw(job, samples, audit)
+        by_class = samples.labels.argsort(stable=True)
+        save_grid(job.pictures() / "buffer.png", samples.images[by_class], columns=32)
     figures = {**sampler.figures, **checked, **measured}
     named = {key.replace("perceptual", job.distance.name): each for key, each in figures.items()}
     return Release(samples, named, attacked.evidence)
@@ -114,13 +113,3 @@ def diversity(job: Job, samples: Samples) -> dict[str, float]:
         f"diversity-{kind}-perceptual": class_diversity(each.images, each.labels, job.distance)
         for kind, each in kinds.items()
     }
-
-
-def draw(job: Job, samples: Samples, audit: Auditor) -> None:
-    """Write pictures for the hospital alone, as listed in client_app/release/buffer."""
-    folder = job.pictures()
-    by_class = samples.labels.argsort(stable=True)
-    save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
-    audit.draw(folder / "nearest-to-synthetic.png", samples.images)
-    examples, search = sample(job.train, SHOWN).images, Search(samples.images)
-    save_found(folder / "nearest-to-real.png", examples, search, search(examples))
