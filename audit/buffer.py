@@ -45,7 +45,7 @@ from torch.nn.functional import adaptive_avg_pool2d, normalize
 
 from audit import LEAST
 from audit.epsilon import prove_epsilon
-from audit.membership import Contrast, Scores, contrast, control, exceeds
+from audit.membership import Contrast, Scores, contrast, exceeds
 from audit.report import Report
 from audit.search import orientations
 from learning.intervals import Estimate
@@ -70,8 +70,6 @@ class Trial:
 
     attack: str  # its name
     worth: Contrast
-    held_out_auc: Estimate  # of others against others, where there is nothing to find
-    held_out_tpr: Estimate
     leak_auc: Estimate  # by the excess of its AUC
     leak_tpr: Estimate  # by the excess of its true positive rate at 1 % false positives
 
@@ -291,7 +289,7 @@ def reach_of(synthetic: int, members: int) -> float:
 def trial_of(name: str, members: Scores, others: Scores, reach: float) -> Trial:
     """The trial of an attack, from its scores."""
     worth = contrast(members, others)
-    return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
+    return Trial(name, worth, *worth.leaks(reach))
 
 
 def nearness(images: Tensor, synthetic: Tensor) -> Scores:

@@ -124,7 +124,7 @@ def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
     Scores are of members [M], M > 1, and of others [O], O > 0.
     """
     worth = success(members, others)
-    controls = control(members, min(len(others), len(members) // 2), draws)
+    controls = _control(members, min(len(others), len(members) // 2), draws)
     excesses = [
         combine((1.0, -1.0), pair, None)
         for pair in zip((worth.auc, worth.tpr), controls, strict=True)
@@ -132,7 +132,7 @@ def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
     return Contrast(worth, *controls, *excesses)
 
 
-def control(scores: Scores, few: int, draws: int = 200) -> tuple[Estimate, Estimate]:
+def _control(scores: Scores, few: int, draws: int) -> tuple[Estimate, Estimate]:
     """AUC and true positive rate of an attack on images of one kind, as `Contrast` has them.
 
     In each of `draws` random splits of the scores [N], `few` images count as others, 0 < few < N.

@@ -75,7 +75,6 @@ def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     assert found["noticed"] <= 0.5
     for trial in found["trials"]:
         assert trial["worth"]["excess_auc"]["low"] < 0 < trial["worth"]["excess_auc"]["high"]
-        assert trial["held_out_auc"]["value"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_leaky_generator_is_refused(tmp_path, caplog):
