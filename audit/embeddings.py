@@ -40,7 +40,6 @@ FINEST = 1e-4  # least noise for the first two attackers, as a share of a coordi
 LEAST = 1e-100  # least variance for the third one, so that the information is finite
 TIE = 1e-3  # difference of log-likelihoods that counts as none
 BLOCK = 100  # embeddings that are compared at once
-SHOWN = 16  # images in a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +76,7 @@ def audit_embeddings(
         deadline: Time limit, on the clock of `time.monotonic`.
 
     Returns:
-        The figures, NaN if nothing can be measured; and [3 s, C, H, W] pictures: s <= `SHOWN`
-        images with outgoing embeddings, from the best restored to the worst; the restored images;
-        and guesses from the class alone.
+        The figures, NaN if nothing can be measured.
 
     Raises:
         DeadlineError: The deadline has passed.
@@ -104,7 +101,8 @@ def audit_embeddings(
         rows, values, rest = rows[chosen], values[chosen], stays.nonzero().flatten()
         rest = rest[torch.randperm(len(rest))]
         candidates = torch.cat([rows, rest])[:CANDIDATES]
-        figures |= _linkage(values, means[candidates], variances[candidates], deadline)
+        asked = means[candidates], variances[candidates]
+        figures["embedding-linked"] = _linkage(values, *asked, deadline)
         learnt = rest[:LEARNT]
         device, cpu = encoded.samples.labels.device, torch.device("cpu")
         known, attacked = (encoded.samples[x.to(device)].to(cpu) for x in (learnt, rows))
@@ -112,8 +110,8 @@ def audit_embeddings(
         pixels = _reduce(known.images).flatten(1)
         attacker = Known(means[learnt], variances[learnt], pixels, classes[: len(learnt)])
         every = guesses(attacker, values, classes[len(learnt) :], deadline)
-        inverted, pictures = _inversion(every, _reduce(attacked.images))
-    return Report(figures | {"embedding-inverted": inverted}, pictures=pictures)
+        figures["embedding-inverted"] = _inversion(every, _reduce(attacked.images).flatten(1))
+    return Report(figures)
 
 
 def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
@@ -124,10 +122,9 @@ def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
     return {"embedding-bits-most": bits.max().item(), "embedding-bits-median": bits.median().item()}
 
 
-def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> dict[str, float]:
-    """Link embeddings [m, k] to images [n, k]; image i is the right one of embedding i."""
-    precision = 1 / variances
-    shares, own, nearest = [], [], []
+def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> float:
+    """The share of embeddings [m, k] that are linked to their image: embedding i to i of [n, k]."""
+    precision, shares = 1 / variances, []
     for begin in range(0, len(values), BLOCK):
         check_deadline(deadline)
         some = values[begin : begin + BLOCK]
@@ -139,33 +136,13 @@ def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) 
         fits = surprise <= best + 2 * TIE
         # Of several images that fit equally well, one is named at random.
         shares.append(fits.gather(1, images)[:, 0] / fits.sum(dim=1))
-        distance = torch.cdist(some, means) / math.sqrt(means.shape[1])
-        own.append(distance.gather(1, images)[:, 0])
-        nearest.append(distance.scatter(1, images, math.inf).amin(dim=1))
-    return {
-        "embedding-linked": torch.cat(shares).mean().item(),
-        "embedding-own-median": torch.cat(own).median().item(),
-        "embedding-other-median": torch.cat(nearest).median().item(),
-    }
+    return torch.cat(shares).mean().item()
 
 
-def _inversion(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
-    """The share of images [m, C, H, W] that the best guess adds to the first one; pictures."""
-    base = best = next(every)
-    base_errors = errors = _errors(base, truth)  # [m]
-    for guess in every:
-        if (found := _errors(guess, truth)).mean() < errors.mean():
-            best, errors = guess, found
-    share = 1 - (errors.mean() / base_errors.mean()).item() if base_errors.any() else 0.0
-    order = (base_errors - errors).argsort(descending=True)
-    examples = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).long()]
-    rows = [each.reshape(truth.shape)[examples] for each in (truth, best, base)]
-    return share, (255 * torch.cat(rows)).round().clamp(0, 255).to(torch.uint8)
-
-
-def _errors(guess: Tensor, truth: Tensor) -> Tensor:
-    """The mean squared error of each image, [m]."""
-    return (guess - truth.flatten(1)).square().mean(dim=1)
+def _inversion(every: Iterator[Tensor], truth: Tensor) -> float:
+    """The share of images [m, P] that the best guess adds to the first one."""
+    errors = [(guess - truth).square().mean(dim=1).mean() for guess in every]
+    return 1 - (min(errors) / errors[0]).item() if errors[0] else 0.0
 
 
 def _reduce(images: Tensor) -> Tensor:

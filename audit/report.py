@@ -3,9 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from learning.intervals import Estimate
 
 
@@ -18,9 +15,7 @@ class Report:
     refusal: str = ""
     reasons: tuple[str, ...] = ()  # for the hospital's own log
     leaks: tuple[Estimate, ...] = ()  # of several attacks: 0 is nothing, 1 the most that can leak
-    # Measurements as JSON, and pictures uint8 [., C, H, W]. They stay at the hospital.
-    evidence: dict[str, Any] = field(default_factory=dict)
-    pictures: Tensor = field(default_factory=lambda: torch.empty(0))
+    evidence: dict[str, Any] = field(default_factory=dict)  # JSON, which stays at the hospital
 
     @property
     def passed(self) -> bool:

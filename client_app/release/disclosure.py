@@ -402,8 +402,7 @@ class Noised(Disclosure):
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
         patients = len(np.unique(self.data.train.patients[rows]))
-        medians = (f"embedding-{name}-median" for name in ("bits", "own", "other"))
-        about = {"embedding-bits-most": 1, **dict.fromkeys(medians, patients / 2)}
+        about = {"embedding-bits-most": 1, "embedding-bits-median": patients / 2}
         enough = self._keep_large(figures, about, patients)
         answer = {name: _two_digits(figure) for name, figure, _ in enough}
         if (linked := "embedding-linked") in answer:

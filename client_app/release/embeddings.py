@@ -9,7 +9,6 @@ noise of several samples out. So a hospital counts the samples that leave in all
 import hashlib
 import hmac
 import logging
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from audit.embeddings import Encoded, audit_embeddings
-from audit.report import Report
 from client_app.authority.policy import EmbeddingRules, PolicyError, uphold
 from client_app.release.disclosure import Disclosure
 from client_app.request import Request
@@ -83,7 +81,7 @@ def outgoing_form(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Te
 def _audit(
     request: Request, learner: FilVer, rows: Tensor, values: Tensor, name: str
 ) -> dict[str, float]:
-    """The figures of the audit of a sample, made once; its pictures stay in the store."""
+    """The figures of the audit of a sample, made once."""
     hospital, kind = request.hospital, request.order.embeddings
     if kept := request.run.load(name):
         return {key: float(value) for key, value in kept.items()}
@@ -93,18 +91,8 @@ def _audit(
     rng = rng_for(hospital.settings.seed, "audit", hospital=hospital.name)
     with request.clock.measure("evaluate"):
         report = audit_embeddings(encoded, rows, values.flatten(1), rng, request.clock.deadline)
-    draw(report, hospital.store.folder / f"{name}.png")
     request.run.save(name, {key: np.array(value) for key, value in report.figures.items()})
     return report.figures
-
-
-def draw(report: Report, path: Path) -> None:
-    """Write the pictures of an audit as a PNG file of three rows; they stay here."""
-    from gan.synthesis import save_grid  # its imports take seconds
-
-    if len(report.pictures):
-        own_folder(path.parent)
-        save_grid(path, report.pictures, len(report.pictures) // 3, 64)
 
 
 def _check(

@@ -207,14 +207,11 @@ METRICS: Mapping[str, Range] = {
     "release-nearer-to-training": SHARE,
     "release-nearer-p": SHARE,
     # The check of embeddings (audit/embeddings.py): share that an attacker links to their image,
-    # and share of an image that is restored; bits that an embedding reveals of its image; distances
-    # to the means of its own and the nearest other image, as shares of the spread of all.
+    # and share of an image that is restored; bits that an embedding reveals of its image.
     "embedding-linked": SHARE,
     "embedding-inverted": SHARE,
     "embedding-bits-median": AMOUNT,
     "embedding-bits-most": AMOUNT,
-    "embedding-own-median": FIGURE,
-    "embedding-other-median": FIGURE,
     # Mean distance of a synthetic image to the nearest training image (PLAN's mmL).
     **{f"mml-{distance}": FIGURE for distance in DISTANCES},
     # Mean distance of two images of one class; of real images to their projections.

@@ -5,16 +5,14 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
 from torch import nn
 
 from audit import decoders
-from audit.embeddings import FEWEST, SHOWN, Encoded, audit_embeddings
+from audit.embeddings import FEWEST, Encoded, audit_embeddings
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import Policy
-from client_app.release.embeddings import draw
 from learning.errors import DeadlineError
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS
@@ -113,15 +111,10 @@ def leaking(samples, amplitude=1.0, deviation=1e-6, noisy=0):
 @pytest.mark.parametrize("hidden", [{}, {"amplitude": 1e-3, "deviation": 1e-6, "noisy": 200}])
 def test_pixels_in_embeddings_are_found(hidden, tmp_path):
     """Also at a small amplitude under much noise."""
-    result = audited(leaking(images(), **hidden))
-    figures = result.figures
+    figures = audited(leaking(images(), **hidden)).figures
     assert figures["embedding-linked"] > 0.98
     assert figures["embedding-inverted"] > 0.95
     assert figures["embedding-bits-most"] > 100
-    truth, restored, of_class = result.pictures.float().chunk(3)
-    assert (truth - restored).abs().mean() < 0.2 * (truth - of_class).abs().mean()
-    if hidden:
-        assert figures["embedding-own-median"] > 0.9 * figures["embedding-other-median"]
     for rule in ("max-bits = 1e9", "max-linked = 1.0"):
         lax = policy_of(tmp_path, f"[embeddings]\nkinds = ['sampled']\n{rule}")
         assert not allowed(lax, "sampled", figures)
@@ -168,7 +161,6 @@ def test_without_noise_every_embedding_is_linked(kind):
         means, _ = TinyEncoder()(samples.images)
     figures = audited(encoded(samples, means, 0.0 if kind == "ebr" else 1.0, kind)).figures
     assert figures["embedding-linked"] == 1
-    assert figures["embedding-own-median"] == 0
     assert figures["embedding-inverted"] > 0.3
     assert "embedding-bits-most" not in figures
 
@@ -236,8 +228,6 @@ def test_what_is_not_finite_stays(where, value, tmp_path):
     assert all(map(math.isnan, result.figures.values()))
     lax = "[embeddings]\nkinds = ['sampled']\nmax-bits = 1e9\nmax-linked = 1.0\nmax-inverted = 1.0"
     assert not allowed(policy_of(tmp_path, lax), "sampled", result.figures)
-    draw(result, tmp_path / "empty.png")
-    assert not (tmp_path / "empty.png").exists()
 
 
 def test_few_images_are_too_few_to_learn_from():
@@ -266,17 +256,13 @@ def test_a_class_of_which_no_image_stays():
 
 
 @pytest.mark.slow
-def test_colour_images_of_any_size_and_rows(tmp_path):
+def test_colour_images_of_any_size_and_rows():
     """More than 32 pixels a side are reduced; images may lie among others."""
     samples = images(shape=(3, 40, 36))
     samples = replace(samples, rows=torch.arange(N).flip(0), labels=samples.labels.flip(0))
     means = samples.images.float()[:, :, ::8, ::8].flatten(1) / 255
-    result = audited(encoded(samples, means, 1e-3))
-    assert result.figures["embedding-inverted"] > 0.9
-    assert result.pictures.shape == (3 * SHOWN, 3, 32, 32)
-    draw(result, tmp_path / "store" / "embeddings.png")
-    with PIL.Image.open(tmp_path / "store" / "embeddings.png") as picture:
-        assert picture.size == (SHOWN * (64 + 2) + 2, 3 * (64 + 2) + 2)
+    figures = audited(encoded(samples, means, 1e-3)).figures
+    assert figures["embedding-inverted"] > 0.9
 
 
 @pytest.mark.slow
