@@ -19,7 +19,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-Net = Literal["squeeze", "alex", "vgg"]
+Net = Literal["squeeze", "vgg"]
 
 
 class Backbone(NamedTuple):
@@ -32,7 +32,6 @@ class Backbone(NamedTuple):
 
 BACKBONES: dict[Net, Backbone] = {
     "squeeze": Backbone("squeezenet1_1", (2, 5, 8, 10, 11, 12, 13), smallest=17),
-    "alex": Backbone("alexnet", (2, 5, 8, 10, 12), smallest=31),
     "vgg": Backbone("vgg16", (4, 9, 16, 23, 30), smallest=16),
 }
 # ImageNet's mean and standard deviation per channel, for images in [-1, 1].

@@ -134,9 +134,7 @@ COUNT, SECONDS, SHARE = Range(0, 1e12, least=1), Range(0, 1e9), Range(0, 1)
 AMOUNT, FIGURE = Range(0, 1e12), Range(-1e100, 1e100, unknown=True)
 # A perceptual distance has the name of its measure: LPIPS, or an untrained network of the same
 # shape if there are no trained weights.
-DISTANCES = [
-    f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("alex", "squeeze", "vgg")
-]
+DISTANCES = [f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("squeeze", "vgg")]
 # After the last round (client_app.release.details). Such a name may also end in -low or -high, the
 # ends of a 95 % interval. Sensitivity and specificity are of class # against the others at its
 # operating point, a probability chosen on training images.

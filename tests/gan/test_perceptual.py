@@ -13,9 +13,7 @@ def images(count, channels, size, seed=0):
     return torch.rand(count, channels, size, size, generator=generator) * 2 - 1
 
 
-@pytest.fixture(
-    scope="module", params=["alex", "squeeze", pytest.param("vgg", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=["squeeze", pytest.param("vgg", marks=pytest.mark.slow)])
 def pair(request, tmp_path_factory):
     """The lpips package on torchvision's random weights, and ours on the same, from a file."""
     with warnings.catch_warnings(), torch.random.fork_rng():
@@ -95,9 +93,9 @@ def test_distances_are_those_of_the_features_in_double_precision():
     torch.testing.assert_close(distances(x, y), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("net", "enlarge"), [("squeeze", 3), ("alex", 4), ("vgg", 2)])
+@pytest.mark.parametrize(("net", "enlarge"), [("squeeze", 3), ("vgg", 2)])
 def test_small_images_are_enlarged_to_what_the_network_takes(net, enlarge):
-    """8 pixels are too few for 17, 31 and 16: the next multiples are 24, 32 and 16."""
+    """8 pixels are too few for 17 and 16: the next multiples are 24 and 16."""
     distance = PairwiseLPIPS(net, "untrained")
     x = images(2, 3, 8)
     large = torch.nn.functional.interpolate(x, scale_factor=enlarge, mode="bilinear")
@@ -135,12 +133,12 @@ def test_nothing_is_trained(pair):
 def test_a_distance_is_named_after_its_weights(pair, monkeypatch, tmp_path, caplog):
     _, ours = pair
     assert ours.name in {f"lpips-{net}" for net in BACKBONES}
-    assert PairwiseLPIPS("alex", "untrained").name == "untrained-alex"
+    assert PairwiseLPIPS("squeeze", "untrained").name == "untrained-squeeze"
     assert not caplog.records
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("gan.perceptual.urlopen", no_network)
-    assert PairwiseLPIPS("alex").name == "untrained-alex"
-    assert "alexnet-owt-7be5be79.pth" in caplog.text
+    assert PairwiseLPIPS("squeeze").name == "untrained-squeeze"
+    assert "squeezenet1_1-b8a52dc0.pth" in caplog.text
     assert "no network" in caplog.text
 
 
@@ -151,11 +149,7 @@ def no_network(request, timeout):
 def test_the_cache_is_asked_before_the_network(pair, monkeypatch, tmp_path):
     _, ours = pair
     net = ours.name.removeprefix("lpips-")
-    file = {
-        "squeeze": "squeezenet1_1-b8a52dc0.pth",
-        "alex": "alexnet-owt-7be5be79.pth",
-        "vgg": "vgg16-397923af.pth",
-    }[net]
+    file = {"squeeze": "squeezenet1_1-b8a52dc0.pth", "vgg": "vgg16-397923af.pth"}[net]
     (tmp_path / "checkpoints").mkdir()
     state = {f"features.{name}": value for name, value in ours.layers.state_dict().items()}
     torch.save(state, tmp_path / "checkpoints" / file)
