@@ -33,7 +33,7 @@ from strategies.protocol.parcel import Manifest, check_parcel, load
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
 
-NETWORKS, EPOCHS = 5, 400  # PLAN's
+NETWORKS, EPOCHS = 5, 400  # our choice, and that of MemGuard's code; the thesis names neither
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
