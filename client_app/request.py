@@ -25,6 +25,7 @@ from strategies.engine.orders import find_timeout
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
 
@@ -84,6 +85,8 @@ class Request(Inquiry):
             ParcelError: The order cannot be carried out.
         """
         order = Order.read(message.content)
+        if order.learner not in LEARNERS:
+            raise ParcelError(f"There is no learner '{order.learner:.80}' at this hospital.")
         verb = message.metadata.message_type
         joining = verb == "query.enrol"
         if joining and order.code != code_hash():

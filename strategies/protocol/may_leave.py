@@ -254,9 +254,6 @@ class Failed(Error):
 class UndeclaredError(ValueError):
     """An answer holds something that `ANSWERS`, `CARD` or `METRICS` does not list."""
 
-    def __init__(self, held: str) -> None:
-        super().__init__(f"{held} may not leave a hospital.")
-
 
 def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None) -> None:
     """Refuse an answer to a verb that holds anything which may not leave a hospital.
@@ -277,20 +274,26 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
         fits = type(record) is declared.get(_pattern_of(name))
         fits &= name != "sums" or sent is None or order.get("learner") == "sums"
         if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
-            raise UndeclaredError(f"The record '{_quote(name)}' in an answer to {verb}")
+            raise UndeclaredError(
+                f"The record '{_quote(name)}' may not leave a hospital in answer to {verb}."
+            )
         if isinstance(record, ArrayRecord) and (bad := [k for k in record if not is_array_name(k)]):
-            raise UndeclaredError(f"An array called '{_quote(bad[0])}'")
+            raise UndeclaredError(f"An array called '{_quote(bad[0])}' may not leave a hospital.")
     for field, value in (find_record(content, "card", ConfigRecord) or {}).items():
         if field not in CARD or not CARD[field](value):
-            raise UndeclaredError(f"The card field '{_quote(field)}' or its value")
+            raise UndeclaredError(
+                f"The card field '{_quote(field)}' or its value may not leave a hospital."
+            )
     if len(metrics) > MOST_METRICS:
-        raise UndeclaredError(f"{len(metrics)} metrics in one answer")
+        raise UndeclaredError(f"{len(metrics)} metrics in one answer may not leave a hospital.")
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
         named = not slash or about in tested
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
-            raise UndeclaredError(f"The metric '{_quote(key)}' or its value")
+            raise UndeclaredError(
+                f"The metric '{_quote(key)}' or its value may not leave a hospital."
+            )
 
 
 def _is_asked(about: str, order: ConfigRecord, sent: RecordDict) -> bool:
