@@ -12,6 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import write_whole
+from strategies.protocol.may_leave import TESTED
 from strategies.protocol.text import amount, printable
 
 NOT_OWN = {
@@ -132,12 +133,11 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
     if not manifest.tested:
         yield "No figures are known here."
         return
-    names = {"balanced accuracy": "balanced-accuracy", "accuracy": "accuracy", "AUROC": "auroc"}
     yield _table(
-        ["hospital", "test images", "patients", *names],
+        ["hospital", "test images", "patients", *TESTED.values()],
         [
             [_plain(hospital), _count(figures, "num-examples"), _count(figures, "num-patients")]
-            + [_figure(figures, name) for name in names.values()]
+            + [_figure(figures, name) for name in TESTED]
             for hospital, figures in manifest.tested.items()
         ],
     )

@@ -20,7 +20,8 @@ from strategies.protocol.text import amount
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
 ROUNDING = 1e-9  # figures that differ by less are equal
 BINS = 10
-MEANS = ("auroc", "ece")  # figures that several hospitals can only average
+# The figures that several hospitals can only average, with their headings
+MEANS = {"auroc": "AUROC", "ece": "ECE"}
 FIGURES = {
     "balanced_accuracy": "balanced-accuracy",
     "accuracy": "accuracy",

@@ -13,7 +13,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 CLASS = ("images", "right", "share right")
 ONE_VS_REST = ("sensitivity", "specificity")
 # Heads of the further figures of a model, beside the balanced accuracy
-MORE = ("accuracy", "share of the largest class", *(name.upper() for name in MEANS))
+MORE = ("accuracy", "share of the largest class", *MEANS.values())
 
 
 def compared_cell(row: Assessment) -> object:

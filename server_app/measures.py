@@ -376,8 +376,9 @@ def convergence(hospitals: Iterable[str], tests: Tests) -> dict[str, dict[str, f
     at: dict[str, list[Metrics]] = {hospital: [] for hospital in hospitals}
     for (_, hospital), metrics in tests.items():
         at[hospital].append(metrics)
+    names = ("accuracy", "balanced-accuracy")
     return {
-        hospital: agreement(*([each.get(name, nan) for each in own] for name in TESTED[:2]))
+        hospital: agreement(*([each.get(name, nan) for each in own] for name in names))
         for hospital, own in at.items()
     }
 

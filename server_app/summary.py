@@ -45,6 +45,8 @@ class _Row(TypedDict, total=False):
     balanced_accuracy: Figure | None
     accuracy: Figure | None
     auroc: Figure | None
+    ece: Figure | None
+    gain: Figure | None
     largest_class: _Share | None
     classes: list[dict[str, object]]
 

@@ -135,13 +135,13 @@ AMOUNT, FIGURE = Range(0, 1e12), Range(-1e100, 1e100, unknown=True)
 # A perceptual distance has the name of its measure: LPIPS, or an untrained network of the same
 # shape if there are no trained weights.
 DISTANCES = [f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("squeeze", "vgg")]
+# The figures of every test of a model, with their headings.
+TESTED = {"balanced-accuracy": "balanced accuracy", "accuracy": "accuracy", "auroc": "AUROC"}
 # After the last round (client_app.release.details). Such a name may also end in -low or -high, the
 # ends of a 95 % interval. Sensitivity and specificity are of class # against the others at its
 # operating point, a probability chosen on training images.
 _WITH_INTERVAL = {
-    "accuracy": SHARE,
-    "balanced-accuracy": SHARE,
-    "auroc": SHARE,
+    **dict.fromkeys(TESTED, SHARE),
     "calibration-error": SHARE,  # expected calibration error
     "gain": Range(-1, 1),  # in balanced accuracy, over the model that the hospital trained alone
     "recall-of-class-#": SHARE,
@@ -149,7 +149,6 @@ _WITH_INTERVAL = {
     "specificity-of-class-#": SHARE,
     "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
 }
-TESTED = ("accuracy", "balanced-accuracy", "auroc")  # in every test of a model
 METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
