@@ -73,8 +73,8 @@ def test_in_namespaces(tmp_path):
     """Without an engine, by processes with the mounts, users and networks of compose.yaml."""
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     tried = subprocess.run([*unshare, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode or not shutil.which("ip"):
-        pytest.skip(f"It needs root, and the program ip. {tried.stderr}")
+    if tried.returncode or not all(map(shutil.which, ("ip", "chroot"))):
+        pytest.skip(f"It needs root, and the programs ip and chroot. {tried.stderr}")
     commands = lay_out(tmp_path)
     stand_in = tmp_path / "bin" / "podman-compose"
     stand_in.parent.mkdir()
