@@ -106,7 +106,7 @@ def test_nothing_undeclared_leaves(verb, name, record):
 def test_an_evaluation_answers_with_metrics_only():
     may_leave.check_answer("evaluate", RecordDict({"metrics": MetricRecord({"a/accuracy": 0.5})}))
     with pytest.raises(
-        UndeclaredError, match="'model' in an answer to evaluate may not leave a hospital"
+        UndeclaredError, match="'model' may not leave a hospital in answer to evaluate"
     ):
         may_leave.check_answer("evaluate", good())
 
