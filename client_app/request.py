@@ -40,7 +40,7 @@ class Clock:
 
     def __init__(self, allowed: float) -> None:
         self.deadline = time.monotonic() + allowed
-        self.seconds: dict[str, float] = {}  # the measured ones, by metric
+        self.seconds: dict[str, float] = {}  # measured seconds, by metric
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:

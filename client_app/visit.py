@@ -71,16 +71,17 @@ class Visit:
         self.judge = Judge(request, self.network, arrived, self.images)
         if request.seal:  # only after all checks: a refused model must not count as the newest
             check_newest(request.run, arrived)
-        self.label = arrived.advance(request.order)  # of the parcel that leaves
+        self.label = arrived.advance(request.order)  # label of the parcel that leaves
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
-        self.alone = arrived.round == 0 and own  # the first visit, at the hospital that made it
+        # Whether it is a model's first visit, at the hospital that made it
+        self.alone = arrived.round == 0 and own
         self.kept = Kept(request.run, "rehearsal")
-        self.place: Place = request.visit  # of this visit among those kept
+        self.place: Place = request.visit  # place of the visit in the kept memories
         if request.order.asynchronous:
             self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
         rehearsal = self.kept.load(self.place)
         self.received = _collect_received(request, arrived, beside, rehearsal)
-        self.beside: dict[str, ArrayRecord] = {}  # leaves beside the model
+        self.beside: dict[str, ArrayRecord] = {}  # records that leave beside the model
         self.snapshots: dict[str, RecordDict] = {}  # the model after earlier epochs, if ordered
 
     def train(self) -> dict[str, float]:
@@ -254,7 +255,7 @@ def _collect_received(
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
         task=request.order.task,
-        # Beside the training images
+        # Images that the learner uses beside the training images
         public=hospital.public(archive) if named and images != "public" else None,
         owners=torch.from_numpy(hospital.data.train.patients) if images == "own" else None,
         fewest=policy.sums.min_class_patients if policy else 1,

@@ -29,19 +29,19 @@ RELOAD = f'<meta http-equiv="refresh" content="{PAUSE:.0f}">\n'
 
 
 @dataclass(frozen=True)
-class State:
+class LiveState:
     """The state of a run, as in under-way.json."""
 
-    progress: str = ""  # the finished rounds, the hospitals, and the time left
-    rounds: list[int] = field(default_factory=list)  # the finished ones
+    progress: str = ""  # a line: numbers of finished rounds and of hospitals, and the time left
+    rounds: list[int] = field(default_factory=list)  # numbers of the finished rounds
     curves: dict[str, list[float]] = field(default_factory=dict)  # main figures of these rounds
     noise: str = ""  # in the last figures, in words
     waits: str = ""  # the line about awaited answers; empty if there are none
     failed: int = 0  # number of failures of hospitals
-    failures: list[str] = field(default_factory=list)  # the newest ones
+    failures: list[str] = field(default_factory=list)  # lines about the newest failures
 
 
-def write_state(folder: Path, state: State) -> None:
+def write_state(folder: Path, state: LiveState) -> None:
     """Write the state of a run to its result directory."""
     write_whole(folder / STATE, to_json(state, inf_nan_mode="null"))
 
@@ -62,7 +62,7 @@ class LivePage:
         return monotonic() >= self._due
 
     def write(
-        self, state: Callable[[], State], report: Callable[[], str], contents: Hashable
+        self, state: Callable[[], LiveState], report: Callable[[], str], contents: Hashable
     ) -> None:
         """Write the page, and the state.
 

@@ -7,7 +7,7 @@
     summary.json           the figures of the run: `server_app.summary.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     log.txt                the lines of the log about the run
-    under-way.json         the state of the run, for `fedhandoff watch`: `server_app.live.State`
+    under-way.json         the state of the run, for `fedhandoff watch`: `server_app.live.LiveState`
     parcels/               the last good parcel of each model
     report.html            the summary as a page; during the run a page that loads itself again
     tensorboard/           with the setting `tracking` (server_app/tracking)
@@ -172,11 +172,12 @@ class Results:
         A stopped run may live for a while, since its server learns of the stop late.
         """
         directory = os.open(self.path, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks
-            if lock_once(directory):
-                return
-            os.close(directory)
-            raise CheckpointError("its server still runs: wait until it has ended")
+        try:
+            if not lock_once(directory):
+                os.close(directory)
+                raise CheckpointError("its server still runs: wait until it has ended")
+        except OSError:
+            os.close(directory)  # a file system without locks
 
     def _go_on(self) -> State:
         self._claim()  # first: a server that still runs may yet end, and remove its checkpoint
@@ -258,11 +259,11 @@ class Results:
             self._say(INFO, wording.wait_line(awaited, now))
             self._silence = longer
 
-    def _state(self, left: float = nan) -> live.State:
+    def _state(self, left: float = nan) -> live.LiveState:
         """The state of the run; `left` is the estimated number of seconds until its end."""
         failures, hospitals = wording.failures(self._events), participants(self._events)
         done, rounds = len(self._rounds), self._settings.num_server_rounds
-        return live.State(
+        return live.LiveState(
             progress=wording.progress_line(done, rounds, len(hospitals), left),
             rounds=[each.number for each in self._rounds],
             curves=wording.curves(self._rounds),

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pages.verdicts.run import texts
-from server_app.live import STATE, State, mark_ended
+from server_app.live import STATE, LiveState, mark_ended
 from server_app.results import LINES
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
@@ -63,7 +63,7 @@ class Followed:
     """The known state of a run."""
 
     path: Path  # its result directory
-    now: State = field(default_factory=State)
+    now: LiveState = field(default_factory=LiveState)
     summary: Summary | None = None  # None until it has ended
     _read: int = 0  # bytes of its log
 
@@ -77,10 +77,10 @@ class Followed:
         with suppress(FileNotFoundError):
             self.summary = Summary.read(self.path, any_version=True)
         with suppress(FileNotFoundError):
-            self.now = read_json(self.path / STATE, State, any_version=True)
+            self.now = read_json(self.path / STATE, LiveState, any_version=True)
         with open_checked(self.path / LINES) as file:
             file.seek(self._read)
-            *lines, _ = file.read().split(b"\n")  # the last one is empty, or only half there
+            *lines, _ = file.read().split(b"\n")  # the last line is empty or incomplete
         self._read += sum(len(line) + 1 for line in lines)
         return [line.decode(errors="replace") for line in lines]
 

@@ -108,7 +108,7 @@ def open_data(
             "test-fraction or validation-fraction, or another partition."
         )
 
-    every = LocalSamples(
+    whole = LocalSamples(
         torch.from_numpy(pool.images),
         torch.from_numpy(labels),
         None if pool.rows is None else torch.from_numpy(pool.rows),
@@ -122,7 +122,7 @@ def open_data(
         facts = [pool.fingerprint, Form.from_settings(settings)]
         facts += [rows.tolist(), labels[chosen].tolist()]
         fingerprint = hashlib.sha256(repr(facts).encode()).hexdigest()
-        return replace(every.select(chosen), fingerprint=fingerprint)
+        return replace(whole.select(chosen), fingerprint=fingerprint)
 
     classes = classes or pool.classes
     return LocalData(

@@ -27,7 +27,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durable = True  # files must survive a power cut: each write waits for the disk
+        self.durable = True  # whether each write waits for the disk, against a power cut
         folder.mkdir(parents=True, exist_ok=True)
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0

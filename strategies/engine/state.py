@@ -43,10 +43,10 @@ class State:
     run: str  # identity of the run; a resumed run keeps it
     round: int = 1  # the present round, from 1
     hop: int = 0  # the newest hop of this round, from 1; 0 = none has begun
-    classes: list[str] = field(default_factory=list)  # the federation's; fixed at the start
+    classes: list[str] = field(default_factory=list)  # of the federation; fixed at the start
     # Names of the networks' outputs: the classes, or those that tasks leave or share
     outputs: list[str] = field(default_factory=list)
-    shape: list[int] = field(default_factory=list)  # of images: channels, height, width; fixed too
+    shape: list[int] = field(default_factory=list)  # (C, H, W) of the images; fixed at the start
     # Hash of the weights that made features of the images, fixed at the start; empty for images
     frozen: str = ""
     # Flower's node id of each hospital that ever took part; it may change

@@ -60,7 +60,7 @@ class Manifest:
     round: int = 0  # round of the last visit, from 1; 0 before the first
     hop: int = 0  # hop of the last visit, from 1; 0 before the first
     epochs: int = 0  # passes over the images in the last visit
-    visited: list[str] = field(default_factory=list)  # hospitals that trained it, first one first
+    visited: list[str] = field(default_factory=list)  # hospitals that trained the model, in order
     parent: str = ""  # hash of the model that the last visit started from; empty before the first
     # Hash of each array record, as "name=hash". If a listed record is absent, the recipient holds
     # it already.
