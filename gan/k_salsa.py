@@ -14,8 +14,9 @@ Numbered deviations; 1 to 4 make it a stand-in that needs only the hospital's ow
    weight of 1e-6, which equals a weight of 1e-6 · 4096² for means.
 5. A cluster of `averages` has one class. Those of `blind_averages` ignore classes, as the authors'
    do. An average has the class of most of its images; the authors' label has all shares.
-6. If fewer than k images (of a class) are left over, they are not used. The authors average them
-   too, although they are fewer than k patients; a single one is rendered as its projection.
+6. If fewer than k images (of a class) are left over, they are not used, unless the class had no
+   average. The authors average them too, although they are fewer than k patients; a single one is
+   rendered as its projection.
 
 Shapes: `n` images of a class, `k` of a cluster, `D` size of a code, `P` patches, `F` features.
 """

@@ -190,7 +190,6 @@ class Engine:
         """Send a model to the hospital of its visit."""
         visit, state = ordered.visit, self.state
         state.under_way[visit] = ordered.sent
-        state.sent[visit.key] = state.shelf.label(ordered.sent).round
         node, content = state.nodes[visit.hospital], partial(self._content, ordered)
         letter = self.run.letter(visit.verb, node, ordered.order, ordered, content)
         self.exchange.post([letter])

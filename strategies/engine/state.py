@@ -79,9 +79,6 @@ class State:
     # For each visit that is under way, by its key: the round of its first order, its end in virtual
     # time, and the hospitals whose buffers are trained on
     ordered: dict[str, tuple[int, float, list[str]]] = field(default_factory=dict)
-    # The round of the newest copy of each model that each hospital was sent to train, by the key of
-    # the visit
-    sent: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # the hospitals whose last visit failed
     resting: list[str] = field(default_factory=list)  # failed twice in a row, so they get no model
     finished: int = 0  # number of successful visits in this round

@@ -88,7 +88,7 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
     state, settings = run.state, run.settings.evaluate
     last = state.test_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
-    parcels = _parcels_to_test(run, hospital, models)
+    parcels = {name: parcel for name, parcel in state.under_test.items() if name in models}
     once = size_of(state.encoder_arrays)
     sizes = {name: state.shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
     labels = {name: state.shelf.label(parcel) for name, parcel in parcels.items()}
@@ -98,26 +98,12 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
         at=state.test_round,
         round=state.round,
         hop=state.hop,
-        ensemble=ensemble and len(batches) == 1 and len(parcels) == len(state.under_test),
+        ensemble=ensemble and len(batches) == 1,
         final=last,
     )
     node, round_ = state.nodes[hospital], state.test_round
     asked = [Batch(order, round_, batch, labels, sizes) for batch in batches]
     return [run.letter("evaluate", node, order, one, partial(_content, run, one)) for one in asked]
-
-
-def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
-    """The parcels that a hospital tests, by name of the model.
-
-    If the hospital was sent a newer copy of a model, this copy is left out: it would be refused.
-    """
-    state = run.state
-    return {
-        name: parcel
-        for name, parcel in state.under_test.items()
-        if name in models
-        and state.shelf.label(parcel).round >= state.sent.get(f"{hospital} {name}", 0)
-    }
 
 
 def _batches(parcels: Mapping[str, str], sizes: Mapping[str, int]) -> Iterator[dict[str, str]]:
