@@ -207,8 +207,9 @@ def add_baseline(
     """`Summary.worth` with verdicts on the comparison with a baseline's models.
 
     They replace the comparison with models that were trained for one visit. The means are over
-    hospitals with figures in both runs. The tests of the two runs count as independent, which makes
-    the interval too wide rather than too narrow.
+    hospitals with figures in both runs. Among hospitals that are shown to be worse than in the
+    baseline, or among all if none is, the lowest difference is named. The tests of the two runs
+    count as independent, which makes an interval too wide rather than too narrow.
 
     Args:
         worth: `Summary.worth` of the run.
@@ -223,11 +224,12 @@ def add_baseline(
         kept = [[row for row in rows if row["hospital"] in both] for rows in of_runs]
         if not both or any(isnan(row["balanced_accuracy"]["low"]) for row in (*kept[0], *kept[1])):
             continue
-        means = [mean_over_hospitals(rows, "balanced_accuracy") for rows in kept]
-        gain = combine([1, -1], means)
+        means, gain = _compare_runs(kept)
+        at = {name: _compare_runs(kept, name)[1] for name in both}
+        lowest = min(both, key=lambda name: (direction(at[name]) != "worse", at[name]["value"]))
         word = direction(gain)
         judgement = COMPARED.get(word, "open")
-        if judge_all(kept[0]) != "good":
+        if judge_all(kept[0]) != "good" or direction(at[lowest]) == "worse":
             judgement = gravest_judgement(judgement, "note")
         place = where if ours == theirs else f"{where} (of {join_names(both)})"
         is_long = all(epochs[0].get(name) == epochs[1].get(name) for name in both)
@@ -236,12 +238,27 @@ def add_baseline(
             f"{place} {word if word in COMPARED else 'not shown to be better'} than {strategy}, "
             f"where each hospital trains its own model alone{time}: balanced accuracy "
             f"{number(means[0])} instead of {number(means[1])}, a difference of "
-            f"{number(gain, signed=True)}."
+            f"{number(gain, signed=True)}"
         )
-        found.append(verdict(judgement, text))
+        if len(both) > 1:
+            text += f"; the worst is {number(at[lowest], signed=True)} at {lowest}"
+        found.append(verdict(judgement, f"{text}.", hospital=lowest))
     others = [each for each in worth if not (found and OWN in each["text"])]
     after = sum(each["about"] == "run" for each in others)
     return [*others[:after], *found, *others[after:]]
+
+
+def _compare_runs(
+    of_runs: Iterable[Sequence[Assessment]], hospital: str = ""
+) -> tuple[list[Figure], Figure]:
+    """The mean balanced accuracies of two runs, over all hospitals or at one; their difference."""
+    means = [
+        mean_over_hospitals(
+            [row for row in rows if hospital in ("", row["hospital"])], "balanced_accuracy"
+        )
+        for rows in of_runs
+    ]
+    return means, combine([1, -1], means)
 
 
 def texts(worth: Iterable[Verdict], *about: str) -> list[str]:

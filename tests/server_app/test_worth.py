@@ -467,7 +467,31 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
     assert everywhere["text"].startswith("Everywhere")
     for each in (at_home, everywhere):
         assert each["judgement"] == judgement
-        assert each["text"].endswith(f"a difference of {difference}.")
+        assert f"a difference of {difference}; the worst is " in each["text"]
+
+
+@pytest.mark.parametrize(
+    ("at_a", "at_b", "words", "judgement", "worst"),
+    [
+        (0.99, 0.60, "better than", "note", "-0.100 (-0.141 to -0.059) at B"),
+        (0.60, 0.99, "better than", "note", "-0.100 (-0.141 to -0.059) at A"),
+        (0.99, 0.69, "better than", "good", "-0.010 (-0.051 to +0.031) at B"),
+        (0.75, 0.60, "not shown to be better than", "open", "-0.100 (-0.141 to -0.059) at B"),
+        (0.69, 0.60, "worse than", "bad", "-0.100 (-0.141 to -0.059) at B"),
+    ],
+)
+def test_a_mean_above_its_baseline_hides_no_hospital_below_it(at_a, at_b, words, judgement, worst):
+    """Alone 0.7 at A and at B. By hand: each test ± .029, a difference of two ± .041."""
+    ours = {(m, h): told(*[at_a if h == "A" else at_b] * 2, half=0.029) for m, h in EVERYWHERE}
+    theirs = summary_of(dict.fromkeys(EVERYWHERE, told(0.7, 0.7, half=0.029)))
+    worth = judge_with_baseline(summary_of(ours), theirs).worth
+    found = [each for each in worth if "alone for as long" in each["text"]]
+    assert len(found) == 2
+    for each in found:
+        assert words in each["text"]
+        assert each["judgement"] == judgement
+        assert each["text"].endswith(f"; the worst is {worst}.")
+        assert each["hospital"] == worst[-1]
 
 
 def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
