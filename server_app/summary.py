@@ -501,4 +501,8 @@ def judge_with_baseline(summary: Summary, baseline: Summary) -> Summary:
     if all(each and "sampled" not in each for each in everywhere):
         tests["Everywhere"] = rows
     epochs = [{name: row["epochs"] for name, row in each.participation.items()} for each in runs]
-    return replace(summary, worth=add_baseline(summary.worth, baseline.strategy, tests, epochs))
+    # Who has left by the plan, or has not come yet, holds no model and reports none.
+    away = {name for name, states in summary.enrolment.items() if states[-1] != "active"}
+    members = {*summary.hospitals, *baseline.hospitals} - away
+    worth = add_baseline(summary.worth, baseline.strategy, tests, epochs, members)
+    return replace(summary, worth=worth)

@@ -203,6 +203,7 @@ def add_baseline(
     strategy: str,
     tests: Mapping[str, Sequence[Sequence[Assessment]]],
     epochs: Sequence[Mapping[str, float]],
+    members: Collection[str],
 ) -> list[Verdict]:
     """`Summary.worth` with verdicts on the comparison with a baseline's models.
 
@@ -216,6 +217,7 @@ def add_baseline(
         strategy: The strategy of the baseline.
         tests: Place in words -> assessments of models there, of the run and of the baseline.
         epochs: Hospital -> its epochs of training, in the run and in the baseline.
+        members: The hospitals that should report figures in both runs.
     """
     found = []
     for where, of_runs in tests.items():
@@ -229,7 +231,8 @@ def add_baseline(
         lowest = min(both, key=lambda name: (direction(at[name]) != "worse", at[name]["value"]))
         word = direction(gain)
         judgement = COMPARED.get(word, "open")
-        if judge_all(kept[0]) != "good" or direction(at[lowest]) == "worse":
+        silent = sorted({*members} - {*both})
+        if silent or judge_all(kept[0]) != "good" or direction(at[lowest]) == "worse":
             judgement = gravest_judgement(judgement, "note")
         place = where if ours == theirs else f"{where} (of {join_names(both)})"
         is_long = all(epochs[0].get(name) == epochs[1].get(name) for name in both)
@@ -242,6 +245,8 @@ def add_baseline(
         )
         if len(both) > 1:
             text += f"; the worst is {number(at[lowest], signed=True)} at {lowest}"
+        if silent:
+            text += f". At least one of the runs has no figures from {join_names(silent)}"
         found.append(verdict(judgement, f"{text}.", hospital=lowest))
     others = [each for each in worth if not (found and OWN in each["text"])]
     after = sum(each["about"] == "run" for each in others)

@@ -517,6 +517,27 @@ def test_a_baseline_is_compared_over_the_hospitals_that_both_runs_have():
     assert everywhere.startswith("Everywhere better")
 
 
+@pytest.mark.parametrize("silent_in", [(0,), (1,), (0, 1)])
+def test_a_baseline_is_beaten_without_praise_if_a_hospital_reports_nothing(silent_in):
+    """In the run, in the baseline or in both; one that has left by plan need not report."""
+
+    def tests(place, share):
+        silent = "B" if place in silent_in else ""
+        return {(m, h): {} if h == silent else told(share, share) for m, h in EVERYWHERE}
+
+    ours, theirs = (summary_of(tests(*each)) for each in enumerate((0.9, 0.6)))
+    left = replace(ours, enrolment={"A": ["active", "active"], "B": ["active", "left"]})
+    for run, judgement in ((ours, "note"), (left, "good")):
+        worth = judge_with_baseline(run, theirs).worth
+        found = [each for each in worth if "alone for as long" in each["text"]]
+        assert [each["judgement"] for each in found] == [judgement] * 2
+        for each in found:
+            assert " better than cwt" in each["text"]
+            assert ("At least one of the runs has no figures from B." in each["text"]) == (
+                judgement == "note"
+            )
+
+
 def test_a_baseline_that_trains_longer_or_shorter_is_said_to():
     ours, theirs = (summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.8))) for _ in range(2))
     longer = {**theirs.participation, "B": theirs.participation["B"] | {"epochs": 9}}
