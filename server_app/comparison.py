@@ -55,9 +55,7 @@ class Column:
         return run.tests.get((self.metric, hospital, self.held), nan)
 
     def tested_at(self, run: CompletedRun) -> set[str]:
-        """The hospitals behind the figure of a run."""
-        if not self.metric:
-            return {hospital for _, hospital, _ in run.tests}
+        """The hospitals behind the figure of a run, if it has figures by hospital."""
         return {hospital for hospital in run.hospitals if isfinite(self.figure(run, hospital))}
 
 
@@ -329,9 +327,11 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
 def _figures(column: Column, runs: Sequence[CompletedRun], hospital: str) -> list[float]:
     """A figure of two runs, at one hospital or over the hospitals that have it in both runs.
 
-    NaN if it has no figures by hospital, and other hospitals have tested in each run.
+    NaN if it has no figures by hospital, and other hospitals are behind it in each run.
     """
-    if not hospital and column not in COSTS:
+    if runs[0].behind.get(column.name) != runs[1].behind.get(column.name):
+        return [nan, nan]
+    if not hospital and column.metric:
         tested = [column.tested_at(run) for run in runs]
         if tested[0] != tested[1]:
             both = tested[0] & tested[1]

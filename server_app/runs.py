@@ -49,6 +49,9 @@ class CompletedRun:
     kinds: set[str]  # kinds of its hospitals' images
     # Means of `METRICS` by metric, hospital, and whether only models count that it held.
     tests: dict[tuple[str, str, bool], float]
+    # The hospitals behind figures that have no means by hospital, by figure; of figures over tasks,
+    # those behind each time that it compares.
+    behind: dict[str, list[list[str]]]
     # For each hospital its reported image counts and hashes; equal names are comparable.
     images: dict[str, dict[str, object]]
     # By metric, the figure of a constant answer, mean over hospitals; for the accuracy, the answer
@@ -129,6 +132,7 @@ def _read(path: Path) -> CompletedRun:
         curves,
         {kind for own in summary.data.values() if (kind := own.get("kind"))},
         _means(models),
+        _behind(summary),
         {hospital: _images(own) for hospital, own in summary.data.items()},
         {"balanced_accuracy": chance, "accuracy": mean(shares), "auroc": 0.5},
         _note(path / "commit") or summary.code[:12],
@@ -157,6 +161,19 @@ def _means(models: Iterable[Assessment]) -> dict[tuple[str, str, bool], float]:
             for held in {False, bool(row.get("held"))} if row.get(metric) else ():
                 found.setdefault((metric, row["hospital"], held), []).append(row[metric]["value"])
     return {key: mean(values) for key, values in found.items()}
+
+
+def _behind(summary: Summary) -> dict[str, list[list[str]]]:
+    ensembles = [row for row in summary.assessments if row.get("kind") == "ensemble"]
+    after_tasks = summary.tasks.get("hospitals", [])
+    return {
+        **{
+            f"ensemble_{metric}": [[e["hospital"] for e in ensembles if e.get(metric)]]
+            for metric in METRICS
+        },
+        **dict.fromkeys(("accuracy_over_tasks", "accuracy_within_tasks"), after_tasks[-1:]),
+        **dict.fromkeys(("forgetting", "backward_transfer"), after_tasks),
+    }
 
 
 def _images(own: Mapping[str, Any]) -> dict[str, object]:

@@ -66,6 +66,7 @@ class _Tasks(TypedDict, total=False):
     begins: list[int]
     accuracy: list[list[float]]
     matrix: list[list[float]]
+    hospitals: list[list[str]]
     forgetting: list[float]
     backward_transfer: list[float]
     own_streams: bool
@@ -437,10 +438,11 @@ class Summary:
         lambda run: {name: [*states] for name, states in run.enrolment.items()}
     )
     # With tasks (server_app/tasks.py), lists over tasks: the round in which each task
-    # `begins`, the `accuracy` on it after each evaluated round, and its row of `matrix` R after its
-    # last evaluated round. Over all tasks but the last: `forgetting` and `backward_transfer`, over
-    # the hospitals that were measured at both times. Also `own_streams`: whether each hospital has
-    # a task order, or durations, of its own.
+    # `begins`, the `accuracy` on it after each evaluated round, and after its last evaluated round
+    # its row of `matrix` R and the `hospitals` that reported an accuracy on a task. Over all tasks
+    # but the last: `forgetting` and `backward_transfer`, over the hospitals that were measured at
+    # both times. Also `own_streams`: whether each hospital has a task order, or durations, of its
+    # own.
     tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
     # Only for asynchronous runs and runs in virtual time: server_app/timing.py.
     over_time: dict[str, Any] = run_figure(_time_figures)

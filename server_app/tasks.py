@@ -52,11 +52,16 @@ def measure(
         [[told.get(h, {}).get(k, nan) for h in hospitals] for k in numbers] for told in at.values()
     ]
     by_hospital = np.array(places, float).reshape(len(at), len(numbers), len(hospitals))
-    lost = losses(matrix(of_rounds, by_hospital))
+    r_at = matrix(of_rounds, by_hospital)
+    lost = losses(r_at)
     return {
         "begins": [bisect_left(tasks, number) + 1 for number in numbers],
         "accuracy": accuracy.T.tolist(),
         "matrix": r.tolist(),
+        "hospitals": [
+            [name for name, told in zip(hospitals, row, strict=True) if told]
+            for row in np.isfinite(r_at).any(axis=1)
+        ],
         "forgetting": forgetting(lost).tolist(),
         "backward_transfer": (
             nan * lost[-1, :-1] if own_streams else backward_transfer(lost)

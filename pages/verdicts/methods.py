@@ -43,7 +43,7 @@ def describe_noise(names: Iterable[str]) -> str:
 def judge_difference(seeds: int, has_interval: bool, higher: str) -> str:
     """The verdict on a difference over some seeds; `higher` is the method shown to be higher."""
     if not seeds:
-        return "not measured, or no seed in common"
+        return "not measured, or no seed and hospitals in common"
     if seeds < SEEDS:
         return f"{amount(seeds, 'seed')}: too few to say"
     if not has_interval:

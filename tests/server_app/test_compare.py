@@ -117,7 +117,7 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
 @pytest.mark.parametrize(
     ("by_seed", "words"),
     [
-        ({}, "not measured, or no seed in common"),
+        ({}, "not measured, or no seed and hospitals in common"),
         ({0: 0.5}, "1 seed: too few to say"),
         ({0: 0.5, 1: 0.4}, "2 seeds: too few to say"),  # t(1) = 12.7
         ({0: 0.5, 1: 0.49, 2: 0.51}, "cwt is higher"),
@@ -276,16 +276,47 @@ def test_means_over_different_hospitals_are_not_compared(tmp_path):
         write_run(tmp_path / "feder" / f"{seed}", "feder", seed, (0.5, nan))
         write_run(tmp_path / "rwt" / f"{seed}", "rwt", seed, (nan, 0.8))
     for run in tmp_path.glob("*/*/summary.json"):
-        figures = {"ensemble_accuracy": 0.5 + 0.1 * ("rwt" in str(run)), "wall_seconds": 60.0}
-        run.write_text(json.dumps({**json.loads(run.read_text()), **figures}))
+        run.write_text(json.dumps({**json.loads(run.read_text()), "wall_seconds": 60.0}))
     comparison = compare([tmp_path])
-    (ensemble,) = (column for column in MORE if column.name == "ensemble_accuracy")
-    assert pair(comparison, ["cwt", "rwt"], ensemble).by_seed == {}  # not known by hospital
     assert pair(comparison, ["cwt", "rwt"], COSTS[0]).by_seed == dict.fromkeys(range(3), 0.0)
     for column in (BALANCED, HELD):
         assert pair(comparison, ["cwt", "rwt"], column).by_seed == dict.fromkeys(range(3), 0.0)
         assert pair(comparison, ["feder", "rwt"], column).by_seed == {}
     assert "not shown to differ from cwt; not compared with feder" in comparison.conclusions[1]
+
+
+BEHIND = {"cwt": ["AB", "AB", "AB"], "feder": ["AB", "A", "AB"], "rwt": ["AB", "AB", "A"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "unlike"),
+    [
+        ("ensemble_balanced_accuracy", {"rwt"}),
+        ("ensemble_accuracy", {"rwt"}),
+        ("accuracy_over_tasks", {"rwt"}),
+        ("accuracy_within_tasks", {"rwt"}),
+        ("forgetting", {"feder", "rwt"}),
+        ("backward_transfer", {"feder", "rwt"}),
+    ],
+)
+def test_means_that_are_not_known_by_hospital_are_compared_over_the_same_ones(
+    name, unlike, tmp_path
+):
+    """Of rwt hospital B has no ensemble and no test after the last task, of feder none after the
+    second task.
+    """
+    for strategy, after in {**BEHIND, "fedavg": BEHIND["cwt"]}.items():
+        file = write_run(tmp_path / strategy, strategy, 0) / "summary.json"
+        found = json.loads(file.read_text())
+        row = {"accuracy": found["headline"], "balanced_accuracy": found["headline"]}
+        found["assessments"] += [row | {"kind": "ensemble", "hospital": h} for h in after[-1]]
+        tasks = {"hospitals": [[*each] for each in after]}
+        file.write_text(json.dumps({**found, name: 0.5, "tasks": tasks}))
+    (column,) = (each for each in MORE if each.name == name)
+    comparison = compare([tmp_path])
+    for other in ("fedavg", "feder", "rwt"):
+        difference = pair(comparison, ["cwt", other], column)
+        assert difference.by_seed == ({} if other in unlike else {0: 0.0})
 
 
 def test_images_that_changed_between_two_runs_are_noticed(tmp_path):

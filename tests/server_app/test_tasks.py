@@ -104,6 +104,7 @@ def test_the_figures_of_a_run():
         [[0.5, 0.7, 0.6, 0.9, 0.6], [nan, nan, 0.4, 0.8, 0.9], [nan] * 4 + [0.9]]
     )
     assert found.tasks["begins"] == [1, 3, 5]
+    assert found.tasks["hospitals"] == [["A", "B"]] * 3
     assert found.history["accuracy_over_tasks"] == pytest.approx([0.5, 0.7, 0.5, 0.85, 0.8])
     assert found.accuracy_over_tasks == pytest.approx(0.8)
     assert found.forgetting == pytest.approx(0.15)
@@ -141,6 +142,7 @@ def test_a_hospital_that_is_not_there_is_no_gap():
     """B leaves after the first task: then A alone counts."""
     told = {number: each if number < 3 else {"A": each["A"]} for number, each in TOLD.items()}
     found = summary(told)
+    assert found.tasks["hospitals"] == [["A", "B"], ["A"], ["A"]]
     assert np.array(found.tasks["matrix"]) == near(
         [[0.7, nan, nan], [1.0, 0.9, nan], [0.5, 0.9, nan]]
     )
