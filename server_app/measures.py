@@ -19,7 +19,7 @@ from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 from learning.intervals import Z
-from pages.figures import Figure
+from pages.figures import ROUNDING, Figure
 from strategies.engine.events import UNDO, Event, visits
 from strategies.protocol.may_leave import TESTED
 
@@ -301,10 +301,11 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
         mean     1/(M·N) Σ (ΣH A[m, j] + N[m]·a[m])
         its se   1/(M·N) √ Σ N[m]²·(1 - k[m]/N[m])·s[m]²/k[m]
 
-    and 1.96 se to both sides. The interval covers the choice of hospitals, not of images.
+    and 1.96 se to both sides. The interval covers the choice of hospitals, not of images. If all
+    pairs were tested, the mean is exact, and the ends are NaN.
     """
     hospitals = {hospital for _, hospital in tests}
-    total = pairs = spread_ = 0.0
+    total = pairs = spread_ = untested = 0.0
     known: dict[str, tuple[list[float], list[float]]] = {}
     for (model, hospital), metrics in tests.items():
         value = metrics.get(metric, nan)
@@ -316,20 +317,25 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
         if left and len(drawn) < 2:
             return nan, nan, nan
         pairs += len(hospitals)
+        untested += left
         total += sum(own) + (others * fmean(drawn) if drawn else 0.0)
         spread_ += others * left * variance(drawn) / len(drawn) if left else 0.0
     if not pairs:
         return nan, nan, nan
     estimate, half = total / pairs, Z * sqrt(spread_) / pairs
+    if not untested:
+        return estimate, nan, nan
     return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
 
 
 def sampled_figure(figures: Mapping[str, Any], name: str) -> Figure | None:
-    """A mean over a sample of pairs, with its interval; None if exact, or without any width."""
+    """A mean over a sample of pairs, with its interval if that has a width; None if exact."""
     low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
-    return (
-        {"value": figures[name], "low": low, "high": high, "sampled": True} if low < high else None
-    )
+    if not isfinite(high - low):
+        return None
+    if high - low < ROUNDING:  # all drawn tests are equal
+        low = high = nan
+    return {"value": figures[name], "low": low, "high": high, "sampled": True}
 
 
 def pooled_accuracy(tests: Iterable[Metrics]) -> float:

@@ -120,7 +120,9 @@ def _compare_chance(
     if len(rows) > 1:
         of_all = "on average"
         if "sampled" in mean:
-            of_all = "estimated for all pairs (its interval covers the choice of pairs alone)"
+            of_all = "estimated for all pairs"
+            if isfinite(mean["low"]):
+                of_all += " (its interval covers the choice of pairs alone)"
         text += f" {of_all}; the worst is {pair(least)}"
     if isfinite(same):
         text += f". A constant answer gives {same:.3f}"

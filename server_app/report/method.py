@@ -5,7 +5,7 @@ from math import isfinite, nan
 from typing import Any
 
 from pages import plots
-from pages.figures import Figure, deviation
+from pages.figures import deviation, number
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line
 from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends
@@ -57,10 +57,11 @@ def _matrix(summary: Summary, chances: Mapping[str, float]) -> Cells:
     )
 
 
-def _estimate(summary: Summary) -> Figure | None:
-    """The estimated figure of all models at all hospitals; None if it is not from a sample."""
+def _estimate(summary: Summary) -> str:
+    """The estimated figure of all models at all hospitals; empty if it is not from a sample."""
     names = ("federation_balanced_accuracy", "federation_accuracy")
-    return next(filter(None, (sampled_figure(vars(summary), name) for name in names)), None)
+    found = filter(None, (sampled_figure(vars(summary), name) for name in names))
+    return next(map(number, found), "")
 
 
 def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from statistics import fmean
 import pytest
 from pydantic_core import to_json
 
-from pages.figures import assessment
+from pages.figures import assessment, number
+from server_app.measures import sampled_figure
 from server_app.summary import Record, measure_round, summarise
 from strategies.engine.events import Event
 from tests.server_app.conftest import evaluated, serial_round
@@ -402,7 +403,17 @@ def test_a_sample_of_all_pairs_has_no_error():
     """Two models at two hospitals: each is held at one, and the other is drawn for sure."""
     figures = sampled({"A": {"A": 0.4, "B": 0.9}, "B": {"A": 0.8, "B": 0.7}})
     names = [f"federation_accuracy{end}" for end in ("", "_low", "_high")]
-    assert [figures[name] for name in names] == pytest.approx([0.7] * 3)
+    assert [figures[name] for name in names] == pytest.approx([0.7, nan, nan], nan_ok=True)
+    assert sampled_figure(figures, "federation_accuracy") is None
+
+
+def test_equal_drawn_tests_are_still_a_sample():
+    """A: 0.9 + 3·0.5 = 2.4; B: 0.8 + 3·0.7 = 2.9. The plain mean of the tests is 4.1 / 6."""
+    tests = {"A": {"B": 0.9, "A": 0.5, "C": 0.5}, "B": {"A": 0.8, "C": 0.7, "D": 0.7}}
+    figure = sampled_figure(sampled(tests), "federation_accuracy")
+    assert figure is not None
+    assert figure["sampled"]
+    assert number(figure) == f"{5.3 / 8:.3f}"
 
 
 def test_means_are_over_what_was_measured():
