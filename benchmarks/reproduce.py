@@ -68,6 +68,7 @@ from strategies.protocol.files import (
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError, complete, defaults
 from strategies.protocol.shapes import ShapeError, from_value
+from strategies.protocol.tested import TESTED
 from strategies.registry import strategy_of
 from warm.workers import Workers
 
@@ -423,11 +424,12 @@ def list_columns(hospitals: int) -> dict[str, Column]:
         frechet          the distance of the GANs' synthetic images from the real ones
         gan_private      the share of GANs that were trained with the privacy loss
     """
+    tested = (name.replace("-", "_") for name in TESTED)
+    wanted = "|".join([*tested, "accuracy", "disagreement", "forgetting", "transfer"])
     columns = {
         field.name: Column(f"{field.name.replace('_', ' ')}, %", 100, _scalar(field.name))
         for field in fields(Summary)
-        if re.search("accuracy|auroc|disagreement|forgetting|transfer", field.name)
-        and field.name != "accuracy_matrix"
+        if re.search(wanted, field.name) and field.name != "accuracy_matrix"
     }
     accuracies = [name for name in columns if "accuracy" in name]
     for name in accuracies:

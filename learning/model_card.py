@@ -12,7 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import write_whole
-from strategies.protocol.may_leave import TESTED
+from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount, printable
 
 NOT_OWN = {
@@ -134,7 +134,7 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
         yield "No figures are known here."
         return
     yield _table(
-        ["hospital", "test images", "patients", *TESTED.values()],
+        ["hospital", "test images", "patients", *(figure.heading for figure in TESTED.values())],
         [
             [_plain(hospital), _count(figures, "num-examples"), _count(figures, "num-patients")]
             + [_figure(figures, name) for name in TESTED]

@@ -15,20 +15,18 @@ from typing import Any, NotRequired, TypedDict
 
 from learning.intervals import Estimate, Z
 from learning.intervals import combine as combine_estimates
+from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount
 
 Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
 ROUNDING = 1e-9  # figures that differ by less are equal
 BINS = 10
-# The figures that several hospitals can only average, with their headings
-MEANS = {"auroc": "AUROC", "ece": "ECE"}
-FIGURES = {
-    "balanced_accuracy": "balanced-accuracy",
-    "accuracy": "accuracy",
-    "auroc": "auroc",
+FIGURES = {name.replace("-", "_"): name for name in TESTED} | {
     "ece": "calibration-error",
     "gain": "gain",
 }
+# The figures that several hospitals can only average, with their headings
+MEANS = {name: figure.heading for name, figure in TESTED.items() if figure.is_mean} | {"ece": "ECE"}
 
 
 class Figure(TypedDict):

@@ -30,6 +30,7 @@ from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
 from server_app.runs import CompletedRun, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
+from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount, setting_text
 
 MOST_CELLS = 1_000_000  # ordered pairs of methods, times hospitals
@@ -75,8 +76,15 @@ OVER_TASKS = (
 )
 # Further columns of the CSV file and of the page; the terminal shows only those over tasks.
 MORE = (
-    Column("federation_auroc", ("everywhere", "AUROC"), "auroc"),
-    Column("personalized_auroc", ("at home", "AUROC"), "auroc", True),
+    *(
+        Column(f"{kind}_{name}", (place, figure.heading), name, held)
+        for name, figure in TESTED.items()
+        if figure.is_mean
+        for kind, place, held in (
+            ("federation", "everywhere", False),
+            ("personalized", "at home", True),
+        )
+    ),
     Column("ensemble_balanced_accuracy", ("ensemble", "balanced")),
     Column("ensemble_accuracy", ("ensemble", "accuracy")),
     *OVER_TASKS,

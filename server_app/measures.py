@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from learning.intervals import Z
 from pages.figures import ROUNDING, Figure
 from strategies.engine.events import UNDO, Event, visits
-from strategies.protocol.may_leave import TESTED
+from strategies.protocol.tested import TESTED
 
 Pair = tuple[str, str]  # model, hospital
 Metrics = Mapping[str, float]

@@ -26,7 +26,7 @@ ALLOWED = {
     "pages": {
         *("jinja2", "markupsafe", "numpy", "PIL", "rocrate", "learning.intervals"),
         *("strategies.protocol.extras", "strategies.protocol.files"),
-        *("strategies.protocol.names", "strategies.protocol.text"),
+        *("strategies.protocol.names", "strategies.protocol.tested", "strategies.protocol.text"),
     },
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).

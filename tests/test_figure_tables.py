@@ -10,7 +10,8 @@ import pytest
 from client_app.release.noise import effects
 from pages.figures import FIGURES
 from server_app.summary import Summary, _Row
-from strategies.protocol.may_leave import METRICS, TESTED
+from strategies.protocol.may_leave import METRICS
+from strategies.protocol.tested import TESTED
 from tests.client_app.test_details import details, said, saying, told_of
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -47,10 +47,11 @@ from learning.evaluation import count_right, probabilities, score
 from learning.judgement import random_samples
 from learning.learners.prototypes import extract_features
 from learning.models.rotation import RotationNetwork
-from strategies.protocol.may_leave import METRICS, SHARE, TESTED, metric_of
+from strategies.protocol.may_leave import METRICS, SHARE, metric_of
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
+from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount
 
 IMAGES = 1000  # training images at most for the training loss and for operating points

@@ -9,7 +9,7 @@ from typing import Any
 
 from learning.intervals import Z
 from pages import plots
-from pages.figures import Assessment, Figure, measured_rows, size
+from pages.figures import MEANS, Assessment, Figure, measured_rows, size
 from pages.figures_view import (
     CLASS,
     MORE,
@@ -53,6 +53,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         "head": ["balanced accuracy", *MORE, "images"],
         "everywhere": [[row["hospital"], *_cells(row)] for row in rows],
         "together": list(map(_cells, summary.pooled)),
+        "means": " and ".join(MEANS.values()),
         "confusions": [
             (hospital, confusion(summary.classes, row["confusion"]))
             for hospital, row in own.items()

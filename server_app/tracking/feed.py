@@ -21,9 +21,9 @@ from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event, visits
 from strategies.protocol.extras import install_command
-from strategies.protocol.may_leave import TESTED
 from strategies.protocol.redaction import redact
 from strategies.protocol.settings import Settings, SettingsError, require
+from strategies.protocol.tested import TESTED
 
 # Names in the setting, which are also those of the extra and of the package.
 TRACKERS = ("tensorboard", "mlflow")

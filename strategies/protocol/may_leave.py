@@ -19,6 +19,7 @@ from strategies.protocol.data_sets import KINDS
 from strategies.protocol.keys import is_key
 from strategies.protocol.names import is_array_name, is_name, names_hospital
 from strategies.protocol.records import find_record
+from strategies.protocol.tested import TESTED
 
 NUMBER = re.compile("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])")  # in a name
 PARCEL_RECORDS = {
@@ -135,8 +136,6 @@ AMOUNT, FIGURE = Range(0, 1e12), Range(-1e100, 1e100, unknown=True)
 # A perceptual distance has the name of its measure: LPIPS, or an untrained network of the same
 # shape if there are no trained weights.
 DISTANCES = [f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("squeeze", "vgg")]
-# The figures of every test of a model, with their headings.
-TESTED = {"balanced-accuracy": "balanced accuracy", "accuracy": "accuracy", "auroc": "AUROC"}
 # After the last round (client_app.release.details). Such a name may also end in -low or -high, the
 # ends of a 95 % interval. Sensitivity and specificity are of class # against the others at its
 # operating point, a probability chosen on training images.
