@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from learning.export import FORM, ModelManifest
+from learning.intervals import Z
 from strategies.protocol.files import write_whole
 from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount, printable
@@ -82,7 +83,7 @@ def _training_lines(manifest: ModelManifest) -> Iterator[str]:
         route = [_plain(name) for name in manifest.visited]
         stops = route if len(route) <= 12 else ["...", *route[-11:]]
         counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
-        last = f"In its last visit it saw each image {amount(manifest.epochs, 'time')}."
+        last = f"In its last visit it was trained for {amount(manifest.epochs, 'epoch')}."
         if manifest.settings["strategy"] == "sums":
             last = "Nothing was trained: it follows from sums of features of their images."
         yield f"Visits: {counts}. Route: {' → '.join(stops)}. {last}"
@@ -141,13 +142,20 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
             for hospital, figures in manifest.tested.items()
         ],
     )
-    text = (
-        "Each figure has its 95 % interval over patients, or over images if no patients are named."
-    )
+    sure = [
+        f"{name}-low" in figures
+        for figures in manifest.tested.values()
+        for name in TESTED
+        if name in figures
+    ]
+    text = "The figures have no interval."
+    if any(sure):
+        some = "" if all(sure) else " Some figures have none."
+        text = f"Intervals are of 95 %, over patients, or over images if none are named.{some}"
     if noised := [_plain(h) for h, figures in manifest.tested.items() if _is_noised(figures)]:
         text += (
             f" Figures of {', '.join(noised)} are those that left the hospital: with noise, which "
-            "the intervals allow for, and without classes of few patients."
+            "intervals allow for, and without classes of few patients."
         )
     yield text
     rows = [
@@ -195,11 +203,13 @@ def _is_noised(figures: Mapping[str, float]) -> bool:
 
 
 def _figure(figures: Mapping[str, float], name: str) -> str:
-    """A figure and its interval, if they are known."""
+    """A figure and its interval, or its noise, if they are known."""
     if name not in figures:
         return ""
     ends = [figures[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in figures]
     within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if len(ends) == 2 else ""
+    if not ends and (noise := figures.get(f"{name}-noise")):
+        within = f" (noise ±{Z * noise:.3f})"
     return f"{figures[name]:.3f}{within}"
 
 

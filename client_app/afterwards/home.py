@@ -29,7 +29,7 @@ from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices, large_class_rows
 from client_app.errors import line_of
 from client_app.hospital import Hospital
-from client_app.release.disclosure import Disclosure
+from client_app.release.disclosure import Disclosure, Noised
 from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
@@ -71,6 +71,8 @@ def keep_visit(
     """Keep a model after a visit to the hospital; after a rewind visit it is not kept."""
     request, name = disclosure.request, "accuracy-after-visit"
     figures = {"accuracy": metrics[name]} if name in metrics else {}
+    if figures and isinstance(disclosure, Noised):
+        figures["accuracy-noise"] = disclosure.deviations(["accuracy"])["accuracy"]
     if request.hospital.keep == "visits" and not request.is_rewind:
         with _suppress_failure(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")

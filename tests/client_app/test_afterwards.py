@@ -37,7 +37,7 @@ from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
-from client_app.release.disclosure import open_disclosure
+from client_app.release.disclosure import Exact, Noised, open_disclosure
 from client_app.request import Clock
 from client_app.run import run_folder
 from client_app.store import Store, own_folder
@@ -959,6 +959,22 @@ def test_a_mixture_has_all_models_at_home_and_no_other(kept, tested, mixed, tmp_
         keep_mixture(request, dict.fromkeys(names, sure), None)
     file = folder / "mixture.json"
     assert {*(json.loads(file.read_text()) if file.exists() else ())} == {*mixed}
+
+
+@pytest.mark.parametrize("kind", [Exact, Noised])
+def test_the_accuracy_after_a_visit_is_kept_with_its_noise(kind, tmp_path, monkeypatch):
+    request: Any = asks(tmp_path)
+    request.hospital.keep, request.is_rewind = "visits", False
+    disclosure = kind.__new__(kind)
+    disclosure.request, disclosure.effects = request, {"accuracy": 0.01}
+    disclosure.rules = SimpleNamespace(max_models=1)
+    kept: list[Any] = []
+    monkeypatch.setattr(home, "_manifest", lambda *given: given[-1])
+    monkeypatch.setattr(home, "keep_model", lambda *given: kept.append(given[-1]))
+    label: Any = SimpleNamespace(lineage="ab", round=1, hop=2)
+    home.keep_visit(disclosure, torch.nn.Identity(), label, {"accuracy-after-visit": 0.7})
+    noise = {"accuracy-noise": 0.05} if kind is Noised else {}  # the square root of 0.01, halved
+    assert kept == [pytest.approx({"accuracy": 0.7, **noise})]
 
 
 def test_only_a_model_at_home_is_advised():

@@ -234,6 +234,36 @@ def test_the_card_says_what_is_known_and_what_is_not():
     assert "No figures are known here." in bare
 
 
+ALL_WITH_INTERVALS = "Intervals are of 95 %, over patients, or over images if none are named."
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown", "said"),
+    [
+        (
+            {"accuracy": 0.7, "accuracy-low": 0.6, "accuracy-high": 0.8},
+            "| 0.700 (0.600 to 0.800) |",
+            f"{ALL_WITH_INTERVALS}\n",
+        ),
+        (
+            {"accuracy": 0.7, "accuracy-low": 0.6, "accuracy-high": 0.8, "auroc": 0.7},
+            "| 0.700 (0.600 to 0.800) | 0.700 |",
+            f"{ALL_WITH_INTERVALS} Some figures have none.\n",
+        ),
+        ({"accuracy": 0.7}, "| 0.700 |", "The figures have no interval.\n"),
+        (
+            {"accuracy": 0.7, "accuracy-noise": 0.05},
+            "| 0.700 (noise ±0.098) |",
+            "The figures have no interval. Figures of graz are those that left the hospital: with",
+        ),
+    ],
+)
+def test_the_card_says_which_figures_have_an_interval(figures, shown, said):
+    card = model_card(manifest_of(architecture(), tested={"graz": figures}))
+    assert shown in card
+    assert said in card
+
+
 def test_the_card_says_what_a_model_has_seen_and_nothing_else():
     """Wien tested it; of graz's images it saw synthetic ones, in two of the visits of linz."""
     seen = {"train": 735, "test": 80, "train/naevus": 735}
@@ -255,7 +285,7 @@ def test_the_card_says_what_a_model_has_seen_and_nothing_else():
 
 def test_the_card_of_sums_says_that_nothing_was_trained():
     manifest = manifest_of(architecture(frozen="0" * 64))
-    assert "In its last visit it saw each image 3 times." in model_card(manifest)
+    assert "In its last visit it was trained for 3 epochs." in model_card(manifest)
     sums = replace(manifest, settings={**manifest.settings, "strategy": "sums"})
     assert "Nothing was trained: it follows from sums of features" in model_card(sums)
     assert "In its last visit" not in model_card(sums)
