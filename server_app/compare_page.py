@@ -8,7 +8,16 @@ from pages.figures import deviation
 from pages.page import capital, render
 from pages.plots import SERIES, Axis, Lane, Line, Picture, chart, spans
 from pages.verdicts.methods import APART, count_pairs
-from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
+from server_app.comparison import (
+    COLUMNS,
+    COSTS,
+    MORE,
+    OVER_TASKS,
+    Column,
+    Comparison,
+    Difference,
+    Method,
+)
 from server_app.measures import mean, spread
 from server_app.runs import METRICS
 from strategies.protocol.text import amount
@@ -78,7 +87,9 @@ def _curves(
     if not 0 < len(curves) <= SERIES:
         return None
     lines = [Line(name, [*curve], [*curve.values()]) for name, curve in curves.items()]
-    level = float(levels[0]) if len(levels) == 1 else nan
+    # With tasks the classes, and so the constant figure, change from round to round.
+    is_constant = len(levels) == 1 and not any(m.values(OVER_TASKS[0]) for m in methods)
+    level = float(levels[0]) if is_constant else nan
     return chart(f"{title}, by round", lines, level, dashed=METRICS.get(compared.metric, ""))
 
 

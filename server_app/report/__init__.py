@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from math import isfinite
+from math import isfinite, nan
 
 from flwr.common.config import flatten_dict
 
@@ -61,6 +61,8 @@ def render(
         h: mean_chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals
     }
     chances[""] = mean_chance(tests)
+    # With tasks the classes, and so chance, change from round to round: curves have no such line.
+    of_rounds = dict.fromkeys(chances, nan) if summary.tasks else chances
     return page.render(
         "report",
         title_of(summary),
@@ -72,11 +74,11 @@ def render(
         noised=isfinite(summary.noise),
         worth=worth.figures(summary, chances),
         data=data.figures(summary),
-        method=method.figures(summary, chances),
+        method=method.figures(summary, chances, of_rounds),
         routes=method.routes(summary, events, queues=queues),
         tasks=tasks.figures(summary),
         plan=tasks.enrolment_plan(summary),
-        time=timing.figures(summary, chances),
+        time=timing.figures(summary, of_rounds),
         synthetic=privacy.figures(summary, config, pictures or {}),
         embeddings=embeddings.figures(summary),
         **operation.figures(summary, events, flatten_dict(config), toml),

@@ -18,11 +18,13 @@ PANELS = 12  # most hospitals with a chart of all visits
 FOLDED = 300  # most cells of a picture of routes that is not folded
 
 
-def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
+def figures(
+    summary: Summary, chances: Mapping[str, float], of_rounds: Mapping[str, float]
+) -> dict[str, Any]:
     """Return the section's values; none of them is a figure if no round was evaluated.
 
     `chances` has the balanced accuracy of a constant answer at each hospital, and their mean
-    under ""; NaN if unknown.
+    under ""; NaN if unknown. `of_rounds` has the same of all rounds, NaN if they differ.
     """
     if not summary.history["round"]:
         return {"tested": False}
@@ -41,8 +43,8 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         "agreement": agreement if several else None,
         "noise": f"{noise:.3f}",
         "sampled": _estimate(summary),
-        **_curves(summary, chances),
-        "visits": _visits(summary, chances[""]) if _is_serial(summary) else None,
+        **_curves(summary, of_rounds),
+        "visits": _visits(summary, of_rounds[""]) if _is_serial(summary) else None,
     }
 
 
@@ -67,8 +69,6 @@ def _estimate(summary: Summary) -> str:
 def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     history = summary.history
     rounds = history["round"]
-    if summary.tasks:  # the classes, and so chance, change from task to task
-        chances = dict.fromkeys(chances, nan)
     everywhere = "all models" if len(summary.models) > 1 else "the model"
     names = {
         f"{everywhere}, at all hospitals": "federation_{}",
@@ -94,6 +94,7 @@ def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         "rounds_head": ["round", *columns],
         "rounds": [*zip(rounds, *columns.values(), strict=True)],
         "held": plots.charts_by_name(held, chances, mean),
+        "held_chance": any(isfinite(chances[line.name]) for line in held),
     }
 
 

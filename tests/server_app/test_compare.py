@@ -472,15 +472,17 @@ def test_the_page_has_curves_over_the_rounds(study):
     assert "Balanced accuracy, everywhere, by round" in page(comparison)
 
 
-def test_the_dashed_line_of_curves_has_the_name_that_it_has_above(study):
-    """That of the accuracy was called chance."""
+@pytest.mark.parametrize(("over_tasks", "count"), [(nan, 2), (0.5, 1)])
+def test_the_dashed_line_of_curves_has_the_name_that_it_has_above(over_tasks, count, study):
+    """That of the accuracy was called chance. With tasks the figure of all rounds is not one."""
     for run in study.glob("*/*/summary.json"):
         row = {"kind": "model", "classes": [], "largest_class": {"share": 0.9}}
         summary = json.loads(run.read_text())
         summary |= {"assessments": [row], "history": {"round": [1, 2], ACCURACY.name: [0.2, 0.4]}}
+        summary["accuracy_over_tasks"] = None if isnan(over_tasks) else over_tasks
         run.write_text(json.dumps(summary))
     shown = page(compare([study]))
-    assert shown.count(">always the most frequent class: 0.900<") == 2
+    assert shown.count(">always the most frequent class: 0.900<") == count
     assert "chance: 0.9" not in shown
 
 

@@ -20,7 +20,7 @@ from server_app.wording import round_line
 from strategies.engine.events import Event
 from tests.fakes import settings
 from tests.server_app.conftest import evaluated
-from tests.server_app.fake_runs import fake_run, in_tasks
+from tests.server_app.fake_runs import NAMES, fake_run, in_tasks, serial
 from tests.server_app.test_compare import write_run
 from tests.server_app.test_report import bare
 from tests.server_app.test_tables import write
@@ -120,6 +120,17 @@ def test_with_streams_of_their_own_nothing_is_learnt_at_one_time():
     page = run._replace(summary=own).page()
     assert "of its own (settings task-order and task-spread)" in page
     assert 'class="border"' not in page
+
+
+@pytest.mark.parametrize("tasks", [[], [1, 1, 2, 2]])
+def test_curves_over_tasks_have_no_line_of_chance(tasks):
+    """In "Results by visit" they had one; the caption named the line of the hospitals' curves."""
+    page = fake_run(serial(NAMES, 4, 10), tasks=tasks, classes=[*"0123456789"]).page()
+    assert "<h3>Results by visit" in page
+    for title, end in (("Results by round", "Results by visit"), ("Results by visit", "Routes of")):
+        part = page[page.index(f"<h3>{title}") : page.index(f"<h3>{end}")]
+        assert ('class="chance"' in part) == (not tasks)
+    assert ("the dashed line is chance" in page) == (not tasks)
 
 
 def test_rounds_with_other_test_images_have_no_best_one():
