@@ -33,8 +33,7 @@ class LiveState:
     """The state of a run, as in under-way.json."""
 
     progress: str = ""  # a line: numbers of finished rounds and of hospitals, and the time left
-    rounds: list[int] = field(default_factory=list)  # numbers of the finished rounds
-    curves: dict[str, list[float]] = field(default_factory=dict)  # main figures of these rounds
+    curves: dict[str, list[float]] = field(default_factory=dict)  # main figures of finished rounds
     noise: str = ""  # in the last figures, in words
     waits: str = ""  # the line about awaited answers; empty if there are none
     failed: int = 0  # number of failures of hospitals

@@ -265,7 +265,6 @@ class Results:
         done, rounds = len(self._rounds), self._settings.num_server_rounds
         return live.LiveState(
             progress=wording.progress_line(done, rounds, len(hospitals), left),
-            rounds=[each.number for each in self._rounds],
             curves=wording.curves(self._rounds),
             noise=wording.noise_text(self._rounds[-1].figures) if done else "",
             waits=wording.wait_line(self._awaited, monotonic()) if self._awaited else "",

@@ -172,14 +172,12 @@ def picture(run: Followed, console: Console) -> Group:
     room = max(10, min(console.width, WIDTH + 20) - 54)
     blocks = BLOCKS if (console.encoding or "").startswith("utf") else PLAIN
     for label, values in now.curves.items():
-        known = [pair for pair in zip(now.rounds, values, strict=False) if isfinite(pair[1])]
+        known = [value for value in values if isfinite(value)]
         if known:
-            best = max(known, key=lambda pair: pair[1])
             figures.add_row(
                 Text(printable(label)),
-                Text(f"{known[-1][1]:.3f}", style="bold"),
-                Text(curve([value for _, value in known], room, blocks), style="cyan"),
-                Text(f"best {best[1]:.3f}, round {best[0]}", style="dim"),
+                Text(f"{known[-1]:.3f}", style="bold"),
+                Text(curve(known, room, blocks), style="cyan"),
             )
     parts.append(figures)
     if now.noise:
