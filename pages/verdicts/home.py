@@ -151,7 +151,10 @@ def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | 
     if not named:
         text = f"There are no figures of {own_one}, with which {those} could be compared."
         return verdict("open", text)
-    judgement = "bad" if "worse" in named else "good" if "better" in named else "open"
+    judgement = "bad" if "worse" in named else "open"
+    if judgement == "open" and (better := named.get("better")):
+        # Of 20 models one may be so by chance.
+        judgement = "good" if len(better) == len(handed) else "note"
     for words, names in named.items():
         if len(names) == len(handed):
             verb = "is" if one else "are" if judgement == "open" else "are all"

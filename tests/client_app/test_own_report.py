@@ -726,8 +726,8 @@ def sentences(past, rows):
             "1 is better ('m0'), 1 is worse ('m1'), 1 is not shown to be better or worse ('m2')",
         ),
         (
-            (0.2, 0.0),
-            "good",
+            (0.2, 0.0),  # of 20 models one may be better by chance
+            "note",
             "1 is better ('m0'), 1 is not shown to be better or worse ('m1')",
         ),
         ((0.2,), "good", "The one model that was handed on is better here"),
