@@ -22,6 +22,7 @@ BINS = 10  # of the reliability plot, of equal width in confidence
 RESAMPLES, FEWEST = 1000, 200
 WEIGHTS = 2**21  # most image weights in all resamples together, but at least FEWEST resamples
 ROWS = 250  # resamples that are in memory at a time
+FLAT = 1e-9  # less spread is a rounding error: a thousand copies of 1/3 have a std of 5.6e-17
 # Candidate operating points of a class, as probabilities. They are few: the more there are, the
 # more the choice reveals about a single training image (client_app.release.details).
 THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
@@ -256,7 +257,7 @@ class Sureness:
         images = shares.images[shares.names.index(name)]  # [G]
         drawn, patients = drawn[np.isfinite(drawn)], int(np.count_nonzero(images))
         most = float(images.sum()) if most is None else most
-        if patients < 2 or len(drawn) < 2 or not drawn.std():
+        if patients < 2 or len(drawn) < 2 or drawn.std() < FLAT:
             return wilson(value, max(least, 1.0))
         variance = drawn.var() * patients / (patients - 1)
         number = min(max(value * (1 - value) / variance, 1.0), most)
@@ -293,7 +294,7 @@ def _correlation(drawn: Floats) -> Floats:
     complete = drawn[np.isfinite(drawn).all(axis=1)]
     centred = complete - complete.mean(axis=0) if len(complete) else np.zeros((1, drawn.shape[1]))
     length = np.sqrt((centred**2).sum(axis=0))
-    scaled = np.divide(centred, length, out=np.zeros_like(centred), where=length > 0)
+    scaled = np.divide(centred, length, out=np.zeros_like(centred), where=length > FLAT)
     found: Floats = scaled.T @ scaled
     np.fill_diagonal(found, 1.0)
     return found

@@ -15,7 +15,7 @@ from learning.assessment import (
     operating_point,
 )
 from learning.evaluation import score
-from learning.intervals import combine
+from learning.intervals import combine, wilson
 
 
 def outcome_of(rng, patients, classes=3, images=4, better=0.6):
@@ -116,6 +116,21 @@ def test_without_the_bootstrap_an_interval_is_never_narrower_for_long():
     for name in ("accuracy", "balanced-accuracy", "auroc", "sensitivity-of-class-1"):
         lengths = [each[name].high - each[name].low for each in (narrow, wide)]
         assert lengths[0] < 1.05 * lengths[1], name
+
+
+@pytest.mark.parametrize(("images", "right"), [(2, 1), (3, 1), (3, 2), (5, 1), (6, 1), (7, 3)])
+def test_where_all_patients_are_alike_patients_count_and_not_images(images, right):
+    """Of each of 20 patients the same share is right, so it is the same in every resample."""
+    here = np.tile(np.arange(images) < right, 20)
+    labels = np.repeat([0, 1], 10 * images)
+    scores = np.where((here == (labels == 0))[:, None], [0.9, 0.1], [0.1, 0.9])
+    patients = np.repeat(np.arange(20), images)
+    outcome = Outcome(scores, labels, patients, np.full(2, np.nan))
+    sureness = Sureness(outcome, Bootstrap.draw(outcome, np.random.default_rng(0)))
+    share = right / images
+    for name, count in (("accuracy", 20), ("recall-of-class-0", 10)):
+        assert sureness.estimate_share(name, share) == wilson(share, count)
+    assert sureness.correlation().tolist() == np.eye(2).tolist()
 
 
 def test_ties_count_half_in_resamples_too():
