@@ -53,7 +53,7 @@ def own_name(own: Assessment | None) -> str:
 
 def model_name(row: Assessment) -> str:
     """The words for an assessment's model in a sentence."""
-    return "the mean of all models" if row["kind"] == "ensemble" else f"'{row['model']}'"
+    return "the mean of the models at home" if row["kind"] == "ensemble" else f"'{row['model']}'"
 
 
 def is_own_better(best: Assessment, own: Assessment | None) -> bool:

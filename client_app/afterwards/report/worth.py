@@ -177,5 +177,5 @@ def _route(model: ModelManifest) -> str:
 
 def _title(row: Assessment) -> str:
     """The name of a row's model in a table."""
-    titles = {"standalone": f"its own, {own_name(row)}", "ensemble": "mean of all models"}
+    titles = {"standalone": f"its own, {own_name(row)}", "ensemble": "mean of the models at home"}
     return titles.get(str(row["kind"]), str(row["model"]))
