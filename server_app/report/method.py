@@ -125,7 +125,7 @@ def _visits(summary: Summary, chance: float) -> dict[str, Any]:
         of_hospitals.append(Line(hospital, xs, ys, dots))
     return {
         "rounds": f"{rounds} rounds" if rounds > 1 else "round",
-        "amplitude": amplitude,
+        "amplitude": amplitude if isfinite(last["mean"]) else "",
         "drawn": plots.chart("Over all visits", lines, chance),
         "panels": plots.charts_by_name(of_hospitals, {}),
     }

@@ -133,6 +133,16 @@ def test_curves_over_tasks_have_no_line_of_chance(tasks):
     assert ("the dashed line is chance" in page) == (not tasks)
 
 
+@pytest.mark.parametrize("tasks", [[1, 1, 2, 2], [1, 1, 1, 1, 2, 2, 2, 2]])
+def test_a_run_that_ended_before_its_last_task_has_no_rounds_of_it(tasks):
+    """They had the mean "– ± –", of a negative number of rounds."""
+    run = fake_run(serial(NAMES, 4, 10), tasks=tasks, error="RunError", classes=[*"0123456789"])
+    page = run.page()
+    assert "on the\ntest images of all hospitals together." in page
+    assert ("over all tested visits of the last 2 rounds" in page) == (len(tasks) == 4)
+    assert "– ± –" not in page
+
+
 def test_rounds_with_other_test_images_have_no_best_one():
     run = in_tasks()
     in_one = replace(run.summary, best_round=2, tasks={})
