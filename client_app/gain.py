@@ -216,7 +216,8 @@ def describe_gains(gains: Mapping[str, Mapping[str, Gain]]) -> str:
         for name, metrics in gains.items():
             gain = metrics[metric]
             if (count := len(gain.pairs)) < 2:
-                lines.append(f"{name:{width}}  – (its test images show one class)")
+                some = f" on all splits but {count}" if count else ""
+                lines.append(f"{name:{width}}  – (its test images show one class{some})")
                 continue
             alone, shared = (100 * fmean(each) for each in zip(*gain.pairs, strict=True))
             value, interval = points(gain.difference)

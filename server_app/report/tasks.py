@@ -29,6 +29,8 @@ def figures(summary: Summary) -> dict[str, Any] | None:
     numbers = range(1, len(matrix) + 1)
     return {
         "own": own,
+        # Only a test of all models at all hospitals has this figure.
+        "models": "models" if isfinite(summary.pooled_federation_accuracy) else "held models",
         "joint": joint,
         "drawn": plots.chart("Accuracy on each task", lines, begins=begins),
         "borders": bool(begins),

@@ -73,6 +73,18 @@ def test_a_department_of_one_class_has_no_figure(draw, tmp_path):
     ] * 2
 
 
+@pytest.mark.parametrize(("usable", "splits"), [(0, ""), (1, " on all splits but 1")])
+def test_a_department_without_figures_says_on_how_many_splits(usable, splits):
+    five = [(0.7, 0.8), (0.72, 0.8), (0.7, 0.79), (0.71, 0.8), (0.7, 0.8)]
+    places = {"graz": five, "linz": five[:usable], HOME: five, ELSEWHERE: five}
+    gains = {
+        place: dict.fromkeys(gain.METRICS, gain.Gain(pairs, 0.2)) for place, pairs in places.items()
+    }
+    lines = [each for each in describe_gains(gains).splitlines() if each.startswith("linz")]
+    assert len(lines) == 2
+    assert all(each.endswith(f"– (its test images show one class{splits})") for each in lines)
+
+
 def test_departments_of_one_class_each_have_no_gain(draw, tmp_path):
     folders = [draw("graz", "dark"), draw("linz", "light")]
     with pytest.raises(DataError, match="At each department all test images show one class"):

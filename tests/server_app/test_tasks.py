@@ -143,6 +143,13 @@ def test_a_run_that_ended_before_its_last_task_has_no_rounds_of_it(tasks):
     assert "– ± –" not in page
 
 
+def test_the_caption_names_the_models_behind_the_means():
+    run = in_tasks()
+    held = replace(run.summary, pooled_federation_accuracy=nan)  # as with evaluate.cross=false
+    assert "means over models and\nhospitals" in run.page()
+    assert "means over held models and\nhospitals" in run._replace(summary=held).page()
+
+
 def test_rounds_with_other_test_images_have_no_best_one():
     run = in_tasks()
     in_one = replace(run.summary, best_round=2, tasks={})
