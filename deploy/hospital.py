@@ -200,13 +200,17 @@ def check_server(server: str, authority: Path) -> None:
             "ca.crt from the server's operator again, or ask for a new certificate for the name "
             f"'{host}' (`fedhandoff server authority`)."
         ) from error
-    except ssl.SSLError as error:
-        raise DeployError(
-            f"The program at {server} is not a SuperLink with TLS ({error.reason}): check the port."
-        ) from error
     except OSError as error:
+        # By a proxy, for example, while the SuperLink behind it restarts
+        closed = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if isinstance(error, ssl.SSLError) and not closed:
+            raise DeployError(
+                f"The program at {server} is not a SuperLink with TLS ({error.reason}): check the "
+                "port."
+            ) from error
+        reason = "it closes the connection" if closed else reason_of(error)
         print(
-            f"{server} cannot be reached now ({reason_of(error)}): the SuperNode tries again and "
-            "again. Check --server, the network and the firewall if this lasts.",
+            f"{server} cannot be reached now ({reason}): the SuperNode tries again and again. "
+            "Check --server, the network and the firewall if this lasts.",
             flush=True,
         )

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -429,6 +430,23 @@ def test_a_server_is_known_by_its_authority_and_its_name(folder, listening, tmp_
 def test_a_server_that_does_not_answer_is_waited_for(folder, capsys):
     check_server("127.0.0.1:1", folder / "ca.crt")
     assert "cannot be reached now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reads", [0, 10_000])
+def test_a_proxy_whose_server_restarts_is_waited_for(reads, folder, capsys):
+    """It accepts the connection, and closes it: before or after it has read."""
+
+    def close_one():
+        connection, _ = proxy.accept()
+        with connection:
+            connection.recv(reads)
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        thread = threading.Thread(target=close_one)
+        thread.start()
+        check_server(f"127.0.0.1:{proxy.getsockname()[1]}", folder / "ca.crt")
+        thread.join()
+    assert "cannot be reached now (" in capsys.readouterr().out
 
 
 def test_a_key_that_is_no_file_or_no_key_is_not_registered(folder):
