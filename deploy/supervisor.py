@@ -5,6 +5,7 @@ go on meanwhile, nor a SuperNode that runs without working (`deploy.watch`).
 """
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,11 +25,18 @@ from strategies.protocol.files import write_whole
 PAUSE = 5.0  # seconds before a restart
 GRACE = 20.0  # seconds for a program to end after SIGTERM
 HERE = "127.0.0.1,localhost,::1"
+# Flower's name for the folder of an app: publisher.name.version.hash
+APP = re.compile(r"[^.]+\.[^.]+\..+\.[0-9a-f]{8}")
 
 
 def forget_apps(home: Path) -> None:
-    """Delete Flower's unpacked apps: Flower never completes an interrupted unpacking."""
-    shutil.rmtree(home / "apps", ignore_errors=True)
+    """Delete Flower's unpacked apps: Flower never completes an interrupted unpacking.
+
+    The server's folder may have a folder `apps` of its operator: only Flower's names are deleted.
+    """
+    for each in (home / "apps").glob("*"):
+        if APP.fullmatch(each.name):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def write_secret(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.common.config import get_project_dir
 from requests.utils import should_bypass_proxies
 
 from deploy import credentials, hospital, running, server, supervisor, transport, watch
@@ -366,11 +367,17 @@ def test_flower_logs_what_the_supervisor_needs_whatever_a_user_s_shell_says(
     assert supervisor.flower_environment(tmp_path, level)["FLWR_LOG_LEVEL"] == told
 
 
-def test_apps_are_unpacked_anew(tmp_path):
-    (tmp_path / "apps" / "fedhandoff").mkdir(parents=True)
+def test_apps_are_unpacked_anew_and_other_folders_stay(tmp_path, monkeypatch):
+    """Flower has them beside the server's files, where its operator may have a folder `apps`."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    unpacked = get_project_dir("fedhandoff/fedhandoff", "0.1.0", "5f" * 32)
+    own = tmp_path / "apps" / "viewer-1.0.2"
+    for folder in (unpacked, own):
+        (folder / "gan").mkdir(parents=True)
     supervisor.forget_apps(tmp_path)
     supervisor.forget_apps(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [*unpacked.parent.iterdir()] == [own]
+    assert (own / "gan").exists()
 
 
 def test_a_hospital_is_told_what_is_missing(folder, monkeypatch):
