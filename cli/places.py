@@ -46,7 +46,7 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
         "data_dir": paths.get("data"),
         "policy": paths.get("policy"),
         "members": paths.get("members"),
-        "dataset": own.get("dataset"),
+        "dataset": config.get("dataset"),
         "server": own.get("server"),
         "runtime_port": own.get("runtime-port"),
         "own_config": config,

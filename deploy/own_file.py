@@ -3,6 +3,7 @@
 Each is in the folder of its hospital or server (docs/deployment.md).
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,11 @@ from strategies.protocol.names import RULE, names_hospital
 
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
 NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
+# Keys of the node-config that `hospital start` sets, each with the key of hospital.toml
+SET = {
+    **{"site": "name", "data-dir": "data", "store-dir": "store"},
+    **{"policy": "policy", "members": "members"},
+}
 Address = Annotated[
     str,
     condition(lambda text: _is_address(text), "host:port alone, such as fl.example.org:9092"),
@@ -109,6 +115,8 @@ def _check(path: Path, values: dict[str, Any]) -> None:
     elif more:
         from client_app.authority.node_config import NodeConfig, OwnError  # takes a second
 
+        if taken := refuse_set(more):
+            problems["taken"] = taken
         try:
             NodeConfig.read(more)
         except OwnError as error:
@@ -117,6 +125,16 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         problems["name"] = "The key 'name' is missing: it is the hospital's name."
     if problems:
         raise DeployError(f"{path}: " + " ".join(problems.values()))
+
+
+def refuse_set(more: Iterable[str]) -> str:
+    """A text on those of further keys of the node-config that stand elsewhere; empty if none."""
+    return " ".join(
+        f"The node-config's key '{key}' cannot be set here: use '{SET[key]}' of hospital.toml, or "
+        f"the option --{key}."
+        for key in more
+        if key in SET
+    )
 
 
 def _is_address(text: str) -> bool:

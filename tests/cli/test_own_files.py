@@ -197,6 +197,34 @@ def test_what_a_file_cannot_say_is_named_in_one_line(call, graz, written):
         assert "hospital.toml" in error or "'~nobody2/store'" in error
 
 
+def test_a_further_key_that_has_its_own_place_is_refused(call, graz):
+    graz.mkdir(parents=True)
+    places = {
+        **{"site": "name", "data-dir": "data", "store-dir": "store"},
+        **{"policy": "policy", "members": "members"},
+    }
+    lines = [f"{key} = 'a'" for key in places]
+    (graz / "hospital.toml").write_text("\n".join(["name = 'graz'", "[node-config]", *lines]))
+    for command in (["hospital", "start"], ["ledger"]):
+        status, _, error = call(*command, "--hospital", "graz")
+        assert (status, error.count("\n")) == (2, 1)
+        for key, place in places.items():
+            assert f"'{key}' cannot be set here: use '{place}' of hospital.toml" in error
+
+
+def test_all_commands_take_the_data_set_of_the_node_config(call, graz, monkeypatch):
+    write_own(graz, "hospital.toml", {**GRAZ, "node-config": {"dataset": "folder"}})
+    (graz / "images").mkdir()
+    (graz / "images" / "manifest.csv").write_text("image,label\n")
+    examined = []
+    monkeypatch.setattr(
+        "client_app.datasets.preflight.card.examine", lambda *given: examined.append(given) or 1 / 0
+    )
+    with pytest.raises(ZeroDivisionError):
+        call("preflight", "--hospital", "graz")
+    assert examined[0][1].dataset == f"folder:{graz / 'images'}"
+
+
 def test_a_text_of_the_node_config_may_have_letters_of_all_languages(call, graz, started):
     graz.mkdir(parents=True)
     (graz / "hospital.toml").write_text(

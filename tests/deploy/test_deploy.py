@@ -221,7 +221,7 @@ def of(folder, **given):
 
 
 def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
-    given = "model='a cnn' train.batch-size=8 train.learning-rate=0.5 site='linz'"
+    given = "model='a cnn' train.batch-size=8 train.learning-rate=0.5"
     paths = {"data_dir": Path("/o'neill/my skin"), "store_dir": Path("/s")}
     config = node_config(of(tmp_path, **paths, members="first-use", node_config=given))
     assert config == {
@@ -238,6 +238,12 @@ def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
     assert "members" not in node_config(of(tmp_path))
     with pytest.raises(DeployError, match="--members is /gone, which is not a file: give a file"):
         node_config(of(tmp_path, members="/gone"))
+
+
+@pytest.mark.parametrize("key", ["site", "data-dir", "store-dir", "members", "policy"])
+def test_a_key_with_an_option_of_its_own_is_refused_in_the_option_of_further_keys(key, tmp_path):
+    with pytest.raises(DeployError, match=rf"--node-config: .*'{key}'.* or the option --{key}\."):
+        node_config(of(tmp_path, node_config=f"{key}='linz'"))
 
 
 @pytest.mark.parametrize(
