@@ -112,8 +112,7 @@ def _making(
     try:
         if not (place / "policy.toml").exists():
             policy(place / "policy.toml", None)
-        if not (place / f"{name}.pub").exists():
-            make_key(place, name)
+        make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")
         known = None if members in ("first-use", "none") else place / expand(members)
@@ -150,7 +149,7 @@ def _ask(option: str, question: str) -> str:
 
 @command(app, "hospital key --hospital graz")
 def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
-    """Make the key with which the server knows the hospital."""
+    """Make the key with which the server knows the hospital, if needed."""
     from deploy.credentials import make_key
 
     make_key(hospital, site)

@@ -43,7 +43,11 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
     """
     alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
     server = folder / "server"
-    _must_be_new(server.with_suffix(".crt"))
+    if (certificate := server.with_suffix(".crt")).exists():
+        raise DeployError(
+            f"{certificate} already exists and is not overwritten: others may rely on it. Move it "
+            "away, or choose another folder."
+        )
     _issue(
         server,
         names[0],
@@ -55,27 +59,33 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
     )
 
 
-def make_key(folder: Path, hospital: str) -> None:
+def make_key(folder: Path, hospital: str) -> str:
     """Make a hospital's `<name>.key`, which never leaves the hospital, and its `<name>.pub`.
 
-    A private key without its public one, as a killed command leaves it, gets this one.
+    An existing private key is kept. Returns the public key, as the line of `<name>.pub` begins.
 
     Raises:
-        DeployError: Both keys, or the public one, exist; or the private one cannot be read.
+        DeployError: The private key cannot be read, or the public one is that of another.
         ValueError: The name is not valid.
     """
     check_name(hospital)
     private, public = folder / f"{hospital}.key", folder / f"{hospital}.pub"
-    if private.exists() and not public.exists():
+    if private.exists() or public.exists():
         key = check_key(private)
     else:
-        _must_be_new(private, public)
         key = ec.generate_private_key(ec.SECP384R1())
         _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    _write(public, line + f" {hospital}\n".encode(), 0o644)
+    if not public.exists():  # or a command was killed before it wrote it
+        _write(public, line + f" {hospital}\n".encode(), 0o644)
+    elif read_bytes(public).split()[:2] != line.split():
+        raise DeployError(
+            f"{public} is not the public key of {private}: move it away, and repeat the command, "
+            "which makes it again."
+        )
+    return line.decode()
 
 
 def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -84,7 +94,10 @@ def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
     Raises:
         DeployError: The file cannot be read, or holds another kind of key.
     """
-    cure = "make a new one with `fedhandoff hospital key` and have it registered"
+    cure = (
+        "move it and its .pub away, make a new one with `fedhandoff hospital key`, and have it "
+        "registered"
+    )
     return _read_key(path, serialization.load_ssh_private_key, cure)
 
 
@@ -233,15 +246,6 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _must_be_new(*paths: Path) -> None:
-    for path in paths:
-        if path.exists():
-            raise DeployError(
-                f"{path} already exists and is not overwritten: others may rely on it. Move it "
-                "away, or choose another folder."
-            )
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -25,7 +25,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from deploy.credentials import end_of
+from deploy.credentials import end_of, make_key
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
 from deploy.server import APP, register
@@ -138,12 +138,16 @@ def read_invitation(file: Path) -> Invitation:
 
 
 def write_answer(folder: Path, invitation: Invitation) -> Path:
-    """Write the authority's certificate, and a hospital's answer; returns the answer."""
+    """Write the authority's certificate, and a hospital's answer; returns the answer.
+
+    Raises:
+        DeployError: The hospital's key cannot be used.
+    """
     name = invitation.hospital
-    file, public_key = folder / f"{name}.answer", folder / f"{name}.pub"
+    file = folder / f"{name}.answer"
     # This certificate alone: a file of certificates could have more, which would be trusted, too.
     write_whole(folder / "ca.crt", invitation.certificate.public_bytes(Encoding.PEM))
-    key = " ".join(read_text(public_key).split()[:2])
+    key = make_key(folder, name)
     mac = _mac(_secret(invitation.token), name, key)
     write_whole(file, tomli_w.dumps({"hospital": name, "key": key, "mac": mac}))
     return file

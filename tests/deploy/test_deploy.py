@@ -81,8 +81,7 @@ def test_nothing_is_overwritten(folder):
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(DeployError, match=r"server\.crt already exists"):
         make_authority(folder, ["other.example.org"])
-    with pytest.raises(DeployError, match=r"graz\.key already exists"):
-        make_key(folder, "graz")
+    make_key(folder, "graz")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -164,6 +163,26 @@ def test_the_public_half_of_a_key_is_made_again(tmp_path):
     (tmp_path / "graz.pub").unlink()
     make_key(tmp_path, "graz")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["alone", "empty", "another's"])
+def test_a_public_key_without_its_private_one_is_refused(kind, tmp_path):
+    make_key(tmp_path, "graz")
+    make_key(tmp_path / "other", "graz")
+    private, public = tmp_path / "graz.key", tmp_path / "graz.pub"
+    if kind == "alone":
+        private.unlink()
+    elif kind == "empty":
+        public.write_text("")
+    else:
+        public.write_bytes((tmp_path / "other" / "graz.pub").read_bytes())
+    before = {path: path.read_bytes() for path in tmp_path.glob("graz.*")}
+    said = (
+        "cannot be read as a key .*: get a backup" if kind == "alone" else "is not the public key"
+    )
+    with pytest.raises(DeployError, match=said):
+        make_key(tmp_path, "graz")
+    assert {path: path.read_bytes() for path in tmp_path.glob("graz.*")} == before
 
 
 def test_a_key_is_what_ssh_keygen_writes(tmp_path):

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 import re
 import ssl
 import stat
@@ -102,6 +103,23 @@ def test_a_hospital_whose_join_was_killed_before_its_public_key_joins_again(call
     status, _, error = join(call)
     assert (status, error) == (0, "")
     assert (graz / "graz.pub").read_bytes() == key
+
+
+@pytest.mark.parametrize("command", ["join", "init"])
+def test_a_hospital_does_not_join_with_a_public_key_that_is_not_its_own(
+    command, call, folder, tmp_path
+):
+    graz = tmp_path / "fedhandoff" / "graz"
+    graz.mkdir()
+    (graz / "graz.pub").write_text("")
+    if command == "join":
+        status, _, error = join(call)
+    else:
+        given = ("--data", "skin", "--server", "fl.example.org:9092")
+        status, _, error = call("hospital", "init", "graz", *given)
+    assert (status, error.count("\n")) == (2, 1)
+    assert f"{graz}/graz.key cannot be read as a key (No such file" in error
+    assert not {"graz.answer", "hospital.toml", "graz.key"} & {*os.listdir(graz)}
 
 
 def test_only_its_owner_reads_an_invitation_and_the_server_keeps_no_token(folder, tmp_path):
