@@ -27,6 +27,13 @@ Members = Annotated[
         help="File with the keys of all hospitals; or first-use; or none (open runs only)."
     ),
 ]
+NewMembers = Annotated[
+    str | None,
+    typer.Option(
+        help="File with the keys of all hospitals; or first-use; or none (open runs only). Without "
+        "it: members in the hospital's folder."
+    ),
+]
 Model = Annotated[
     str | None, typer.Option(help="The hospital's first network. Without it: the run's.")
 ]
@@ -40,7 +47,7 @@ def init(
     name: Annotated[str, typer.Argument(help="The hospital's name in the consortium.")],
     data: Data = None,
     server: Annotated[str | None, typer.Option(help="The server's host:port.")] = None,
-    members: Members = "members",
+    members: NewMembers = None,
     model: Model = None,
     folder: Folder = None,
 ) -> None:
@@ -59,7 +66,7 @@ def init(
 def join(
     invitation: Annotated[Path, typer.Argument(help="The operator's invitation.")],
     data: Data = None,
-    members: Members = "members",
+    members: NewMembers = None,
     model: Model = None,
     folder: Folder = None,
     yes: Annotated[
@@ -93,7 +100,7 @@ def join(
 
 @contextmanager
 def _making(
-    folder: Path | None, name: str, data: str, server: str, members: str, model: str | None
+    folder: Path | None, name: str, data: str, server: str, members: str | None, model: str | None
 ) -> Iterator[Path]:
     """Make a hospital's folder, with the keys of hospital.toml, for the block.
 
@@ -106,7 +113,10 @@ def _making(
     from deploy.own_file import PLACE, write_own
     from deploy.server import APP
 
-    place = folder or expand(PLACE) / name
+    place, known = folder or expand(PLACE) / name, None
+    if members not in ("first-use", "none"):
+        known = expand(members).absolute() if members else place / "members"
+        members = str(known) if members else "members"
     own = {"name": name, "data": data, "server": server, "members": members, "model": model}
     write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
     try:
@@ -115,7 +125,6 @@ def _making(
         make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")
-        known = None if members in ("first-use", "none") else place / expand(members)
         _print_identity(place, name, place / "store", known)
         yield place
     except BaseException:

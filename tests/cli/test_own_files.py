@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from client_app.authority.identity import Identity
+from client_app.authority.members import member_line
 from client_app.authority.policy import DEFAULTS
 from deploy import hospital, own_file
 from deploy.own_file import HospitalFile, read_own, write_own
@@ -263,13 +265,15 @@ def test_of_two_that_make_a_hospital_at_once_one_does(call, graz, monkeypatch):
     assert (graz / "hospital.toml").read_text() == 'name = "graz"'
 
 
-def test_a_home_folder_in_the_path_of_the_members_is_found(call, graz, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    given = ("--data", "skin", "--server", "fl.example.org:9092", "--members", "~/members")
+@pytest.mark.parametrize("path", ["~/members", "./members", "members"])
+def test_a_file_of_members_is_that_of_the_present_folder(path, call, graz, tmp_path):
+    linz = Identity.load("linz", tmp_path / "linz").member
+    (tmp_path / "members").write_text(member_line("linz", linz))
+    given = ("--data", "skin", "--server", "fl.example.org:9092", "--members", path)
     assert call("hospital", "init", "graz", *given)[0] == 0
-    line = call("members", "--hospital", "graz")[1]
-    assert line.startswith('graz = "')
-    assert (tmp_path / "members").read_text() == line
+    lines = call("members", "--hospital", "graz")[1]
+    assert re.match(r'linz = ".*"\ngraz = ".*"\n$', lines)
+    assert (tmp_path / "members").read_text() == lines
 
 
 @pytest.mark.parametrize(
