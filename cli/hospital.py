@@ -125,21 +125,26 @@ def _making(
         make_key(place, name)
         print(f"{approve(place, APP)} is the approved code: compare it with the other hospitals'.")
         print("This line goes to the other hospitals, for their members:")
-        _print_identity(place, name, place / "store", known)
+        _print_identity(place, name, place / "store", members=known)
         yield place
     except BaseException:
         (place / HOSPITAL).unlink()
         raise
 
 
-def _print_identity(folder: Path, name: str, store_dir: Path, members: Path | None = None) -> None:
-    """Print the hospital's line for the members, and add it to its own file of members."""
+def _print_identity(
+    folder: Path, name: str, store_dir: Path, own: Path | None = None, members: Path | None = None
+) -> None:
+    """Print the hospital's line for the members, and add it to its own file of members.
+
+    `own` is the file of its keys, if it is not in the store.
+    """
     from client_app.authority.identity import Identity
     from client_app.authority.members import add_member, member_line
     from deploy.hospital import check_known_store
 
     check_known_store(folder, name, store_dir)
-    member = Identity.load(name, store_dir / name / "identity").member
+    member = Identity.load(name, own or store_dir / name / "identity").member
     if members:
         add_member(members, name, str(member))
     print(member_line(name, member), end="")
@@ -173,7 +178,8 @@ def key(hospital: Hospital = HERE, site: Site = SITE) -> None:
 def identity(hospital: Hospital = HERE, site: Site = SITE, store_dir: StoreDir = STORE_DIR) -> None:
     """Print the hospital's line for the members; make its keys if needed."""
     private()
-    _print_identity(hospital, site, store_dir)
+    own = get_current_context().lookup_default("identity")
+    _print_identity(hospital, site, store_dir, own and Path(own))
 
 
 @command(app, "hospital approve --hospital graz")

@@ -40,6 +40,8 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
     paths = {key: folder / expand(own[key]) for key in PATHS if key in own}
     config = {key: own[key] for key in ("dataset", "model") if key in own}
     config |= own.get(NODE_CONFIG, {})
+    if identity := config.get("identity"):
+        config["identity"] = str(folder / expand(identity))
     defaults = {
         "site": own.get("name"),
         "store_dir": paths.get("store", folder / "store" if own else None),
@@ -47,6 +49,7 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
         "policy": paths.get("policy"),
         "members": paths.get("members"),
         "dataset": config.get("dataset"),
+        "identity": config.get("identity"),
         "server": own.get("server"),
         "runtime_port": own.get("runtime-port"),
         "own_config": config,

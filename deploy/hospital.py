@@ -176,6 +176,8 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
     if taken := refuse_set(more):
         raise DeployError(f"--node-config: {taken}")
     config = {"resident": True, **hospital.own_config, **more, "site": hospital.name}
+    if isinstance(identity := config.get("identity"), str) and identity:
+        paths["identity"] = expand(identity)
     if hospital.members == "first-use":
         config["members"] = "first-use"
     return config | {key: str(path.absolute()) for key, path in paths.items()}

@@ -117,13 +117,14 @@ def test_neither_the_file_nor_an_option_makes_a_hospital_run_code_that_is_not_ap
 
 
 def test_the_option_adds_to_the_node_config_of_the_file(call, graz, started):
-    more = {"members": "none", "model": "resnet18", "node-config": {"keep": "none"}}
+    more = {"members": "none", "model": "resnet18"}
+    more |= {"node-config": {"keep": "none", "identity": "keys"}}
     write_own(graz, "hospital.toml", {**GRAZ, **more})
     option = ("--node-config", "keep='visits' train.batch-size=8")
     assert call("hospital", "start", "--hospital", "graz", *option)[0] == 0
     config = hospital.node_config(started[0])
-    assert [config[key] for key in ("model", "keep", "train.batch-size")] == [
-        *("resnet18", "visits", 8)
+    assert [config[key] for key in ("model", "keep", "train.batch-size", "identity")] == [
+        *("resnet18", "visits", 8, str(graz / "keys"))
     ]
 
 
@@ -225,6 +226,26 @@ def test_all_commands_take_the_data_set_of_the_node_config(call, graz, monkeypat
     with pytest.raises(ZeroDivisionError):
         call("preflight", "--hospital", "graz")
     assert examined[0][1].dataset == f"folder:{graz / 'images'}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["hospital", "identity"], ["dossier"], ["open", "a.npz", "--run-config", "strategy='cwt'"]],
+    ids=lambda words: words[-1],
+)
+def test_all_commands_take_the_keys_of_the_node_config(words, call, graz, monkeypatch):
+    write_own(graz, "hospital.toml", {**GRAZ, "node-config": {"identity": "keys/graz"}})
+    Identity.load("graz", graz / "keys" / "graz")
+    (graz / "members").touch()
+    loaded = []
+
+    def load(name, path):
+        loaded.append(path)
+        raise ValueError
+
+    monkeypatch.setattr(Identity, "load", load)
+    assert call(*words, "--hospital", "graz")[0] == 2
+    assert loaded == [graz / "keys" / "graz"]
 
 
 def test_a_text_of_the_node_config_may_have_letters_of_all_languages(call, graz, started):

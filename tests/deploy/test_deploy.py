@@ -276,7 +276,9 @@ def test_what_is_no_node_config(text, tmp_path):
 def test_files_of_the_hospital_are_named_with_their_whole_path(tmp_path, monkeypatch):
     (tmp_path / "members").write_text("graz key\n")
     monkeypatch.chdir(tmp_path)
-    assert node_config(of(Path(), members="members"))["members"] == str(tmp_path / "members")
+    config = node_config(of(Path(), members="members", node_config="identity='keys'"))
+    for key, name in {"members": "members", "identity": "keys"}.items():
+        assert config[key] == str(tmp_path / name)
 
 
 def test_a_hospital_s_policy_is_in_its_folder_or_where_it_says(tmp_path):
