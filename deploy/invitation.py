@@ -37,6 +37,7 @@ from strategies.protocol.files import (
     read_json,
     read_text,
     reason_of,
+    replacing,
     write_whole,
 )
 from strategies.protocol.names import check_name
@@ -96,7 +97,8 @@ class Answer:
 def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
     """Write an invitation; an earlier one for the hospital is no longer accepted.
 
-    The server's folder has the address in its server.toml. The invitation is accepted for `days`.
+    After an error the earlier one is as before. The server's folder has the address in its
+    server.toml. The invitation is accepted for `days`.
 
     Raises:
         DeployError: The server has no address, or no valid certificate.
@@ -116,8 +118,8 @@ def invite(folder: Path, hospital: str, file: Path, days: int) -> None:
         **{"hospital": hospital, "server": address, "code": hash_of(APP), "ends": ends},
         **{"token": token, "pem": read_text(certificate)},
     }
-    write_whole(file, tomli_w.dumps(content, multiline_strings=True), private=True)
-    with alone(folder):
+    with alone(folder), replacing(file) as draft:
+        write_whole(draft, tomli_w.dumps(content, multiline_strings=True), private=True)
         _keep(folder, hospital, {"secret": _secret(token).hex(), "ends": ends})
 
 

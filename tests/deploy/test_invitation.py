@@ -319,6 +319,33 @@ def test_an_invitation_that_is_not_written_replaces_none(
     assert accept(folder, tmp_path / "fedhandoff" / "graz" / "graz.answer") == "graz"
 
 
+@pytest.mark.parametrize("fails", ["damaged", "graz.invitation", "invitations.json"])
+def test_after_a_failure_the_earlier_invitation_is_as_before(
+    call, folder, registered, tmp_path, monkeypatch, fails
+):
+    """The list is damaged, or the disk is full when one of the two files is written."""
+    earlier = (tmp_path / "graz.invitation").read_bytes()
+    kept = (folder / "invitations.json").read_bytes()
+
+    def full(path, content, **options):
+        if fails in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_whole(path, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_whole", full)
+        if fails == "damaged":
+            (folder / "invitations.json").write_text("{")
+        status, _, error = call("server", "invite", "graz")
+    assert (status, error.count("\n")) == (2, 1)
+    assert str(folder / "invitations.json" if fails == "damaged" else fails) in error
+    (folder / "invitations.json").write_bytes(kept)
+    assert [path.name for path in tmp_path.glob("*graz.inv*")] == ["graz.invitation"]
+    assert (tmp_path / "graz.invitation").read_bytes() == earlier
+    assert join(call)[0] == 0
+    assert accept(folder, tmp_path / "fedhandoff" / "graz" / "graz.answer") == "graz"
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
