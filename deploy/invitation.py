@@ -34,6 +34,7 @@ from strategies.protocol.declared import Text, condition, declare, keys_of, patt
 from strategies.protocol.files import (
     alone,
     parse_toml,
+    read_by_hand,
     read_json,
     read_text,
     reason_of,
@@ -235,7 +236,7 @@ def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:
 def _read(file: Path, table: type[TableT]) -> TableT:
     """A file of another party, checked."""
     try:
-        values: dict[str, Any] = parse_toml(read_text(file, MOST))
+        values: dict[str, Any] = parse_toml(read_by_hand(file, MOST))
     except (OSError, ValueError) as error:
         raise DeployError(f"{file} cannot be read: {reason_of(error)}") from error
     known = {*keys_of(table)}

@@ -2,8 +2,10 @@
 
 import codecs
 import re
+from pathlib import Path
 
 import pytest
+import tomli_w
 
 from benchmarks.reproduce import TableError, read_table
 from client_app.authority.identity import Identity
@@ -12,10 +14,17 @@ from client_app.authority.node_config import OwnError
 from client_app.authority.policy import Policy
 from client_app.datasets.listing import list_manifest
 from client_app.errors import DataError
+from deploy import invitation
+from deploy.errors import DeployError
+from deploy.invitation import Answer, read_invitation
+from deploy.own_file import read_own
 from strategies.engine import presence
+from strategies.protocol.code import hash_of
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
+
+ROOT = Path(__file__).parents[1]
 
 
 def plan(path):
@@ -31,8 +40,19 @@ def listed(path):
     return list_manifest(str(path)).entries
 
 
+INVITATION = {
+    **{"hospital": "graz", "server": "fl.example.org:9092", "code": hash_of(ROOT)},
+    **{"ends": "2099-01-01T00:00:00+00:00", "token": "a" * 43, "pem": "a"},
+}
+ANSWER = {"hospital": "graz", "key": "ecdsa-sha2-nistp384 AAAA", "mac": "0" * 64}
 TABLE = "title = 'ä'\nsettings = {}\nrows = [{ name = 'a' }]\n"
 FILES = {
+    "hospital.toml": (
+        'name = "graz"\ndata = "/ä"\n',
+        lambda path: read_own(path.parent, path.name),
+    ),
+    "graz.invitation": (tomli_w.dumps(INVITATION) + "# ä\n", read_invitation),
+    "graz.answer": (tomli_w.dumps(ANSWER) + "# ä\n", lambda path: invitation._read(path, Answer)),
     "policy.toml": ("# ä\n[runs]\nmax-rounds = 7\n", Policy.read),
     "members": ("# ä\n", read_members),
     "enrolment.csv": ("graz,active,active\nlinz,active,left\n", plan),
@@ -67,13 +87,13 @@ def test_a_file_says_the_same_with_a_mark_and_with_the_lines_of_windows(written,
         assert reads(path) == expected
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "cp1252"])
 def test_another_encoding_is_named_with_its_cure(written, encoding):
     path, text, reads = written
     mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
     path.write_bytes(mark + (text + "# ä\n").encode(encoding))
     name = "not in UTF-8" if encoding == "cp1252" else "in UTF-16"
-    with pytest.raises((SettingsError, DataError, TableError)) as caught:
+    with pytest.raises((SettingsError, DataError, TableError, DeployError)) as caught:
         reads(path)
     # Of a hospital's own files the error tells the server nothing; the hospital reads more.
     error = caught.value

@@ -196,18 +196,20 @@ def read_json(
         raise FileError(f"{path} is damaged, or of another version: {error}.") from error
 
 
-def read_by_hand(path: Path) -> str:
+def read_by_hand(path: Path, most: int = MOST) -> str:
     """The text of a file that people write: UTF-8, with or without a byte order mark.
 
     Raises:
         ValueError: It is in another encoding; names the cure.
     """
+    content = read_bytes(path, most)
+    # Without a mark one byte of the first letter is zero.
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:2]:
+        raise ValueError("the file is in UTF-16 ('Unicode'): save it as UTF-8.")
     try:
-        return read_bytes(path).decode("utf-8-sig")  # editors on Windows write such a mark
-    except UnicodeDecodeError as error:
-        wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"
-        raise ValueError(f"the file is {name}: save it as UTF-8.") from None
+        return content.decode("utf-8-sig")  # editors on Windows write such a mark
+    except UnicodeDecodeError:
+        raise ValueError("the file is not in UTF-8: save it as UTF-8.") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:
