@@ -51,7 +51,7 @@ def start(
     control_port: Annotated[
         int,
         typer.Option(
-            min=0,
+            min=1,
             max=65535,
             help="Port for commands from this machine. Flower 1.40 and newer use the port of "
             "--fleet-address.",

@@ -44,7 +44,8 @@ Address = Annotated[
 ]
 Name = Annotated[str, condition(names_hospital, RULE)]
 Kind = Annotated[str, pattern("folder|manifest", "folder or manifest")]
-Port = Annotated[int, bounds(0, 65535)]
+Port = Annotated[int, bounds(1, 65535)]
+FreePort = Annotated[int, bounds(0, 65535)]
 
 
 @declare
@@ -62,7 +63,8 @@ class HospitalFile:
     policy: Text = "policy.toml"
     members: Text = "members"  # the file with the keys of all hospitals, "first-use", or "none"
     server: Address = "localhost:9092"  # host:port of the server
-    runtime_port: Port = 0  # the port of the SuperNode for the hospital's processes; 0 = a free one
+    # The port of the SuperNode for the hospital's processes; 0 = a free one
+    runtime_port: FreePort = 0
 
 
 @declare

@@ -328,3 +328,14 @@ def test_the_server_listens_where_its_file_says(call, tmp_path, monkeypatch):
     assert found == [(folder, "127.0.0.1:9093", 8001)]
     file.write_text("control-prt = 8001\n")
     assert "did you mean 'control-port'?" in call("server", "start")[2]
+
+
+def test_the_port_for_commands_is_not_chosen_by_the_system(call, tmp_path):
+    """Commands could not know it."""
+    folder = tmp_path / "fedhandoff" / "server"
+    status, _, error = call("server", "start", "--control-port", "0")
+    assert (status, "Invalid value for '--control-port': 0" in error) == (2, True)
+    folder.mkdir(parents=True)
+    (folder / "server.toml").write_text("control-port = 0\n")
+    status, _, error = call("server", "start")
+    assert (status, f"{folder}/server.toml: The setting 'control-port' is 0" in error) == (2, True)
