@@ -18,7 +18,6 @@ from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
 from client_app.datasets.features import add_features
 from client_app.datasets.hub import load_hub
-from client_app.datasets.image import UnusableImage
 from client_app.datasets.local import LocalData
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
@@ -182,10 +181,7 @@ def _formed(pool: Pool, settings: Settings, _: Path, machine: MachineRules | Non
     shape = (max(channels, form.channels), *([form.size] * 2 if form.size else sides))
     if shape != images.shape[1:]:
         check_images(machine, len(images), shape)
-    try:
-        return replace(pool, images=form.apply(images).numpy())
-    except UnusableImage as error:
-        raise DataError(f"Each image of '{settings.dataset}' {error}.") from error
+    return replace(pool, images=form.apply(images).numpy())
 
 
 def _hub(source: str, settings: Settings, store: Path, machine: MachineRules | None) -> Pool:

@@ -118,11 +118,17 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
             to at least twice the wanted size; 0 = full size.
 
     Raises:
-        UnusableImage: The image cannot be used.
+        UnusableImage: The image cannot be used, at any wanted size.
     """
     with _unusable_on_error():
-        image = _open(io.BytesIO(content), slice_, size)[1]()
-        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
+        header, decode = _open(io.BytesIO(content), slice_, size)
+        image = np.atleast_3d(decode())
+        told = header.height, header.width, header.channels
+        scales = (1, 2, 4, 8) if size and header.kind == "JPEG" else (1,)
+        # At any size: otherwise a server, which chooses it, would choose the images that are used.
+        if image.shape not in [(-(-told[0] // s), -(-told[1] // s), told[2]) for s in scales]:
+            raise UnusableImage("has another size than its header says: save it anew")
+        return np.ascontiguousarray(np.moveaxis(image, 2, 0))
 
 
 @contextmanager

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
-from client_app.datasets.image import UnusableImage
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings
 
-# Longer sides per shorter side of an image to crop, which is scaled before it is cropped.
+# Longer sides per shorter side of an image that is scaled before it is cropped.
 MAX_RATIO = 64
 
 
@@ -35,8 +34,7 @@ class Form:
     def apply(self, images: Tensor) -> Tensor:
         """Bring uint8 [n, C, H, W] to this form; images that have it stay as they are.
 
-        Raises:
-            UnusableImage: The images are too narrow to be cropped.
+        No image is refused: a server chooses the form, and would choose the patients with it.
         """
         if self.size and images.shape[-2:] != (self.size, self.size):
             images = _FITS[self.fit](images, self.size)
@@ -46,15 +44,14 @@ class Form:
 
 
 def _crop(images: Tensor, size: int) -> Tensor:
-    height, width = images.shape[-2:]
-    if max(height, width) > MAX_RATIO * min(height, width):
-        raise UnusableImage(
-            f"has {width} x {height} pixels, and with image-fit 'crop' one side may be at most "
-            f"{MAX_RATIO} times the other: cut it, or choose another image-fit"
-        )
-    images = _scale(images, size / min(height, width), least=size)
-    top, left = ((side - size) // 2 for side in images.shape[-2:])
-    return images[..., top : top + size, left : left + size]
+    images = _middle(images, MAX_RATIO * min(images.shape[-2:]))  # scaling a strip takes memory
+    return _middle(_scale(images, size / min(images.shape[-2:]), least=size), size)
+
+
+def _middle(images: Tensor, most: int) -> Tensor:
+    """The middle of each side that is longer than `most` pixels."""
+    top, left = (max(0, side - most) // 2 for side in images.shape[-2:])
+    return images[..., top : top + most, left : left + most]
 
 
 def _pad(images: Tensor, size: int) -> Tensor:

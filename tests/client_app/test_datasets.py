@@ -17,7 +17,6 @@ from client_app.authority.limits import check_images
 from client_app.authority.policy import MachineRules, PolicyError
 from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
-from client_app.datasets.image import UnusableImage
 from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form
 from client_app.datasets.split import choose_test, split
@@ -567,24 +566,16 @@ def test_of_cropped_images_the_middle_of_the_longer_side_is_left(height, width):
     assert torch.equal(cropped, whole[..., top : top + 32, left : left + 32])
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 64), (64, 1)])
-def test_an_image_that_is_too_narrow_to_be_cropped_is_refused(height, width):
-    """It would be scaled to 224 x 13 billion pixels first, if it had 60 million pixels in a row."""
-    images = torch.zeros(1, 1, height, width, dtype=torch.uint8)
-    assert Form(2, "crop").apply(images).shape == (1, 1, 2, 2)
+@pytest.mark.parametrize(("height", "width"), [(1, 64), (64, 1), (3, 200), (200, 3)])
+def test_of_a_strip_only_the_middle_is_scaled(height, width):
+    """640,000 pixels in a row would be scaled to 224 x 143 million. 64 of them are."""
+    images = torch.randint(0, 256, (1, 1, height, width), dtype=torch.uint8)
+    longer = [10**4 * side if side >= 64 else side for side in (height, width)]
+    strip = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(1, 1, *longer).clone()
+    top, left = ((one - other) // 2 for one, other in zip(longer, (height, width), strict=True))
+    strip[..., top : top + height, left : left + width] = images
 
-    longer = [6 * 10**7 if side == 64 else 1 for side in (height, width)]
-    images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(1, 1, *longer)
-    with pytest.raises(UnusableImage, match=f"has {longer[1]} x {longer[0]} pixels"):
-        Form(224, "crop").apply(images)
-
-
-def test_images_of_an_archive_that_are_too_narrow_are_refused(tmp_path):
-    x, y = np.zeros((2, 1, 65), np.uint8), [0, 1]
-    np.savez(tmp_path / "pool.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    chosen = replace(SETTINGS, dataset=f"npz:{tmp_path}/pool.npz", image_size=2, image_fit="crop")
-    with pytest.raises(DataError, match=r"^Each image of .* has 65 x 1 pixels"):
-        open_data(chosen, 0, 1, store=tmp_path)
+    assert torch.equal(Form(224, "crop").apply(strip), Form(224, "crop").apply(images))
 
 
 def test_grey_images_get_three_channels_and_colour_stays():

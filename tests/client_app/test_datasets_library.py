@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import logging
 import os
 import re
@@ -149,13 +150,60 @@ def test_images_are_brought_to_a_form(fit, size, channels, folder):
     folder.check(opened, form)
 
 
-def test_one_image_that_is_too_narrow_to_be_cropped_is_unusable(folder):
-    folder.draw("0.png", 0)
-    folder.draw("1.png", 1, width=1, height=65)
-    opened = folder.open(Form(2, "crop"))
+def turned_late(picture: PIL.Image.Image) -> bytes:
+    """A PNG with an orientation after its pixels, which does not count at any size."""
+    exif, stream = PIL.Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    picture.save(stream, "PNG", exif=exif)
+    content = stream.getvalue()
+    begin = content.index(b"eXIf") - 4
+    end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+    last = content.index(b"IEND") - 4
+    return content[:begin] + content[end:last] + content[begin:end] + content[last:]
 
-    assert rows(opened).tolist() == [0, -1]
-    assert facts(opened, "reason")[1].startswith("has 1 x 65 pixels")
+
+def saved(picture: PIL.Image.Image, kind: str) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, kind)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("fit", ["squash", "pad", "crop"])
+@pytest.mark.parametrize("channels", [0, 3])
+def test_the_form_does_not_choose_which_images_are_used(fit, channels, folder):
+    """A server chooses the form. It must not choose the patients with it."""
+    noise = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96), np.uint8))
+    jpeg = saved(noise, "JPEG")
+    folder.write("0 used.png", saved(noise, "PNG"))
+    folder.write("1 used.png", turned_late(noise))
+    folder.write("2 used.jpg", jpeg)
+    folder.write("3.jpg", jpeg[: len(jpeg) // 2])
+    folder.write("4 used.png", saved(noise.convert("RGB"), "PNG"))
+
+    def check(size: int) -> None:
+        for file in folder.open(Form(size, fit, channels)).files:
+            assert (file.row >= 0) == ("used" in file.entry.where)
+
+    check(0)
+    for number, strip in enumerate([(2, 200), (200, 2), (1, 6000)]):
+        for kind in ("PNG", "JPEG"):
+            folder.write(f"5 used {number} {kind}", saved(noise.resize(strip), kind))
+    check(8)
+    check(40)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 1), (3, 2), (2, 3, 3), (4, 6), (1, 2)])
+@pytest.mark.parametrize("form", [Form(), Form(1, "crop"), Form(4, "pad"), Form(8, channels=3)])
+def test_pixels_that_are_not_as_the_header_says_are_unusable_in_any_form(
+    shape, form, folder, monkeypatch
+):
+    folder.draw("0.png", 0)
+
+    def lying(*arguments, real=files._open):
+        return real(*arguments)[0], lambda: np.ones(shape, np.uint8)
+
+    monkeypatch.setattr(files, "_open", lying)
+    assert facts(folder.open(form), "reason")[0].startswith("has another size than its header")
 
 
 def test_images_stay_as_they_are_without_a_size(folder):
