@@ -32,7 +32,7 @@ from benchmarks.markdown import commit_and_machine, print_head, print_row
 from benchmarks.reproduce import TableError, check_table, choose, read_table
 from client_app.authority.node_config import simulate
 from client_app.datasets import open_public
-from client_app.errors import DataError
+from client_app.errors import DataError, line_of
 from client_app.hospital import Hospital, open_hospital
 from learning.evaluation import probabilities, score
 from learning.learners import LEARNERS
@@ -82,7 +82,7 @@ def main() -> None:
         else:
             print_saliency(hospital, chosen.maps)
     except (TableError, SettingsError, DataError) as error:
-        parser.error(str(error))
+        parser.error(line_of(error))
 
 
 def trained_over_tasks(hospital: Hospital) -> Iterator[tuple[int, nn.Module]]:

@@ -17,9 +17,22 @@ from strategies.protocol.settings import SettingsError
 class DataError(ValueError):
     """A hospital's data cannot be used.
 
-    The text may name settings, counts and types, but no patient's data. It may name only the type
-    of an exception that came from a file.
+    The server reads the text. It may name settings, counts and types, but nothing of an image or a
+    table: no number, size, name or value. It may name only the type of an exception that came from
+    a file.
+
+    Args:
+        text: The text for the server.
+        own: Further sentences for the hospital alone.
     """
+
+    def __init__(self, text: str, own: str = "") -> None:
+        super().__init__(text)
+        self.own = own
+
+    def explain(self) -> str:
+        """The text for the hospital's own staff."""
+        return f"{self} {self.own}".rstrip()
 
 
 class ReleaseError(ValueError):
@@ -51,7 +64,8 @@ LEAVES: dict[type[Exception], Failure] = {
 
 def line_of(error: Exception) -> str:
     """The text of an error for the hospital's own log, with details that stay here."""
-    return error.explain() if isinstance(error, PolicyError | OwnError) else str(error)
+    known = isinstance(error, PolicyError | OwnError | DataError)
+    return error.explain() if known else str(error)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -42,8 +42,8 @@ def find_columns(names: Sequence[str], needed: Sequence[str]) -> dict[str, int]:
         count = plain.count(_plain(name))
         if count > 1 or (name in needed and count == 0):
             raise DataError(
-                f"The first row of the hospital's manifest names {len(names)} columns, and "
-                f"{name!r} {count} times; it must name it once.{_hint(name, plain)}"
+                f"The first row of the hospital's manifest must name {name!r} once.",
+                f"It names {len(names)} columns, and {name!r} {count} times.{_hint(name, plain)}",
             )
     places = {name: plain.index(_plain(name)) for name in known if _plain(name) in plain}
     groups = [places.pop(name) for name in GROUPS if name in places]

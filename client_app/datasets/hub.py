@@ -44,8 +44,9 @@ def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Po
     label = _find(columns, datasets.ClassLabel, "label") or "label"
     if image is None or label not in columns:
         raise DataError(
-            f"'{source}' has the columns {', '.join(table.column_names)}; it must have a column of "
-            "images, and a column of classes or a column 'label' of whole numbers."
+            f"The data set '{source}' must have a column of images, and a column of classes or a "
+            "column 'label' of whole numbers.",
+            f"It has the columns {', '.join(table.column_names)}.",
         )
     names = table[site][:] if site else []
     if None in names:
@@ -54,7 +55,8 @@ def load_hub(source: str, form: Form, machine: MachineRules | None = None) -> Po
         check_images(machine, len(table), (3, form.size, form.size))
     labels = np.asarray(table[label][:])  # [N]
     if labels.dtype.kind != "i":
-        raise DataError(f"The column '{label}' of '{source}' must hold a whole number everywhere.")
+        text = f"The column of labels of '{source}' must hold a whole number everywhere."
+        raise DataError(text, f"It is '{label}'.")
     return Pool(
         images=_images(source, table.cast_column(image, datasets.Image(decode=False))[image], form),
         labels=labels,
@@ -107,6 +109,7 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
         except (UnusableImage, OSError, TypeError) as error:  # TypeError: there is no image
             reason = str(error) if isinstance(error, UnusableImage) else "is not there"
             raise DataError(
-                f"Image {len(images)} of '{source}', counted from 0, {reason}."
+                f"An image of '{source}' cannot be used; the hospital's own log says which.",
+                f"Image {len(images)}, counted from 0, {reason}.",
             ) from error
     return stack(source, images)

@@ -104,8 +104,8 @@ def list_folder(path: str) -> Listing:
     if not listing.entries and not listing.unusable:
         unread = ", ".join(each.name for each in FORMATS if listing.ignored[each.name])
         raise DataError(
-            "The hospital's folder holds no folder with images, one for each class"
-            + (f"; its files are in formats that are not read here ({unread})." if unread else ".")
+            "The hospital's folder holds no folder with images, one for each class.",
+            f"Its files are in formats that are not read here ({unread})." if unread else "",
         )
     return listing
 
@@ -212,7 +212,7 @@ def _rows(manifest: Path, needed: Sequence[str]) -> list[tuple[int, list[str]]]:
         text = f"The hospital's manifest cannot be read ({type(error).__name__})."
         raise DataError(text) from error
     except ValueError as error:
-        raise DataError(f"The hospital's manifest cannot be read: {error}") from error
+        raise DataError("The hospital's manifest cannot be read.", str(error)) from error
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
     return rows

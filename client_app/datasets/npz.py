@@ -40,9 +40,9 @@ def load_npz(file: str) -> Pool:
     )
     if set(arrays) != {key for pair in pairs for key in pair}:
         raise DataError(
-            f"The file '{file}' holds the arrays {', '.join(sorted(arrays)) or 'none'}; it must "
-            "hold either x_train, y_train, x_test, y_test, or train_x_i, train_y_i, test_x_i, "
-            "test_y_i for the hospitals i = 0, 1, ..."
+            f"The file '{file}' must hold either the arrays x_train, y_train, x_test, y_test, or "
+            "train_x_i, train_y_i, test_x_i, test_y_i for the hospitals i = 0, 1, ...",
+            f"It holds {', '.join(sorted(arrays)) or 'none'}.",
         )
     images = [_images(file, x, arrays[x]) for x, _ in pairs]
     labels = [_labels(file, y, arrays[y], x, len(arrays[x])) for x, y in pairs]
@@ -77,7 +77,8 @@ def _read(file: str) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError) as error:
         raise DataError(
             f"The file '{file}' cannot be read as an archive of plain arrays, which numpy.savez "
-            f"writes: {reason_of(error)}"
+            "writes.",
+            f"{reason_of(error)}",
         ) from error
 
 
@@ -86,8 +87,9 @@ def _images(file: str, key: str, array: NDArray[Any]) -> NDArray[np.uint8]:
     grey, colour = array.ndim == 3, array.ndim == 4 and array.shape[-1] in (1, 3)
     if array.dtype != np.uint8 or not (grey or colour) or 0 in array.shape[1:]:
         raise DataError(
-            f"The array '{key}' in '{file}' is {array.dtype} {list(array.shape)}; images must be "
-            "uint8 [N, H, W] or [N, H, W, C] with H and W above 0, and 1 or 3 channels."
+            f"Images in '{file}' must be uint8 [N, H, W] or [N, H, W, C] with H and W above 0, and "
+            "1 or 3 channels.",
+            f"The array '{key}' is {array.dtype} {list(array.shape)}.",
         )
     return array[:, None] if grey else np.moveaxis(array, -1, 1)
 
@@ -96,7 +98,8 @@ def _labels(file: str, key: str, array: NDArray[Any], images: str, count: int) -
     """Check the labels of an array and return them as [N]."""
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise DataError(
-            f"The array '{key}' in '{file}' is {array.dtype} {list(array.shape)}; it must be whole "
-            f"numbers, one for each of the {count} images in '{images}'."
+            f"Labels in '{file}' must be whole numbers, one for each image.",
+            f"The array '{key}' is {array.dtype} {list(array.shape)}, with {count} images in "
+            f"'{images}'.",
         )
     return array.astype(np.int64)

@@ -251,4 +251,4 @@ def name_images(settings: Settings) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{settings.dataset.partition(':')[2]}: {error}") from error
+        raise DataError(f"{settings.dataset.partition(':')[2]}: {error.explain()}") from error

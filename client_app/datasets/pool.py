@@ -66,8 +66,9 @@ class Pool:
         missing = [name for name, size in zip(self.classes, sizes, strict=True) if size == 0]
         if missing:
             raise DataError(
-                f"No image has the class {', '.join(map(repr, missing))}: number the classes from "
-                "0 without gaps, and leave out those without an image."
+                "A class has no image: number the classes from 0 without gaps, and leave out those "
+                "without an image.",
+                f"No image has the class {', '.join(map(repr, missing))}.",
             )
 
 

@@ -78,7 +78,7 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
     """The answer to a message that failed; details go to the hospital's log alone."""
     log = logging.getLogger("flwr")
     if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
-        refusal = OwnError("files", str(error)) if _names_own(str(error), context) else error
+        refusal = OwnError("files", line_of(error)) if _names_own(str(error), context) else error
         own = line_of(refusal)
         # In a simulation the server logs the other texts on the same terminal.
         if own != str(refusal) or not is_simulated(own_config(context)):
@@ -102,9 +102,10 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
 
 
 def _names_own(text: str, context: Context) -> bool:
-    """Whether a text names a path of the hospital that the run does not name."""
+    """Whether a text names a path or a data set of the hospital that the run does not name."""
     config = own_config(context)
     own = [str(value) for value in config.values() if os.sep in str(value)]
+    own += filter(None, [str(config.get("dataset", "")).partition(":")[2]])
     paths = [*PATH.findall(text), *(path for path in own if path in text)]
     asked = " ".join(map(str, context.run_config.values()))
     return not is_simulated(config) and any(path not in asked for path in paths)

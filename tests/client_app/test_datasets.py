@@ -96,8 +96,9 @@ def test_digits_are_scaled():
 def test_labels_must_count_classes_that_have_images():
     with pytest.raises(DataError, match=r"^There are labels of no class: number [^1-9]*$"):
         Pool(POOL.images[:3], np.array([0, -1, 2]), ("a", "b"))
-    with pytest.raises(DataError, match="No image has the class 'b', 'd'"):
+    with pytest.raises(DataError, match=r"^A class has no image: number [^1-9']*$") as error:
         Pool(POOL.images[:3], np.array([0, 0, 2]), ("a", "b", "c", "d"))
+    assert error.value.own == "No image has the class 'b', 'd'."
 
 
 def test_every_partition_that_settings_allow_exists():

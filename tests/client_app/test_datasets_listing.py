@@ -286,23 +286,27 @@ def test_links_to_a_folder_above_do_not_multiply_the_folders_to_search(manifest)
         ("meier.png,a\n1.png,a\n", "names 2 columns, and 'image' 0 times"),
         ("image,label,Label\nmeier.png,a,b\n", "names 3 columns, and 'label' 2 times"),
         ("image label\nmeier.png a\n", "names 1 columns, and 'image' 0 times"),
-        ('image,label\n"meier.png,a\n', "cannot be read: line 2 is not that of a CSV file"),
-        ('image,label\n"meier.png"x,a\n', "cannot be read: line 2 is not that of a CSV file"),
+        ('image,label\n"meier.png,a\n', "cannot be read. line 2 is not that of a CSV file"),
+        ('image,label\n"meier.png"x,a\n', "cannot be read. line 2 is not that of a CSV file"),
     ],
 )
 def test_manifests_that_cannot_be_read(text, message, manifest):
-    with pytest.raises(DataError, match=message) as error:
+    with pytest.raises(DataError, match=r"^[^0-9]*$") as error:
         list_manifest(str(manifest(text)))
-    assert not {"meier", "krankenhaus"} & set(str(error.value).replace(".", " ").split())
+    said = error.value.explain()
+    assert message in said
+    assert not {"meier", "krankenhaus"} & set(said.replace(".", " ").split())
 
 
 def test_other_encodings_are_refused(manifest):
     folder = manifest("image,label\nmeier.png,größer\n", "latin-1")
 
-    with pytest.raises(DataError, match="is not in UTF-8: save it as UTF-8") as error:
+    with pytest.raises(DataError) as error:
         list_manifest(str(folder))
-    assert "meier" not in str(error.value)
-    assert "krankenhaus" not in str(error.value)
+    said = error.value.explain()
+    assert "is not in UTF-8: save it as UTF-8" in said
+    assert "meier" not in said
+    assert "krankenhaus" not in said
 
 
 def test_a_manifest_that_may_not_be_read_is_refused(manifest, monkeypatch):
@@ -408,8 +412,9 @@ def test_what_systems_and_servers_put_into_folders_is_no_image_and_no_class(name
 
 
 def test_a_folder_of_nothing_but_formats_that_are_not_read(tree):
-    with pytest.raises(DataError, match=r"one for each class; .* not read here \(HEIC, PDF\)\.$"):
+    with pytest.raises(DataError, match=r"one for each class\.$") as error:
         list_folder(str(tree("a/0.HEIC", "b/1.heif", "b/2.pdf")))
+    assert error.value.own == "Its files are in formats that are not read here (HEIC, PDF)."
 
 
 @pytest.mark.parametrize(

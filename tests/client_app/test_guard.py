@@ -78,6 +78,7 @@ def test_of_a_rule_of_the_policy_only_its_table_leaves(caplog):
         "/other/folder/a.npz is damaged.",
         "~/ward/x cannot be read",
         "The data set 'hf:ward-7/nevi' has no such column.",
+        "An image of 'ward-7/nevi' cannot be used.",
     ],
 )
 def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, tmp_path, caplog):
@@ -91,6 +92,16 @@ def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, tmp_path, 
     assert answer.error.code == LEAVES[error]
     assert answer.error.reason == "The hospital's files cannot be used; its own log says why."
     assert text in caplog.text
+
+
+def test_what_an_error_tells_the_hospital_alone_does_not_leave(tmp_path, caplog):
+    def handler(message, context):
+        raise DataError("An image cannot be used.", "Image 7 has 2 x 200 pixels.")
+
+    place = deployment({}, **{"site": "graz", "store-dir": str(tmp_path)})
+    answer = guard(message(), place, handler)
+    assert answer.error.reason == "An image cannot be used."
+    assert "An image cannot be used. Image 7 has 2 x 200 pixels." in caplog.text
 
 
 @pytest.mark.parametrize("text", ["'mah.auxiliary' is 'public:/shared/x.npz'", "1 / 2 a/b, x/"])

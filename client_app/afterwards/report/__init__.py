@@ -69,7 +69,7 @@ def write_report(past: PastRun, to: Path, data_dir: Path | None, policy: Path | 
                 except SettingsError:
                     unexamined = UNKNOWN
         except DataError as error:
-            inexact = f"Exact figures are not possible: {error}"
+            inexact = f"Exact figures are not possible: {error.explain()}"
     rows = rows or released_assessments(past)
     write_whole(to, page(past, rows, inexact, file, examined, unexamined), private=True)
     return inexact

@@ -28,7 +28,7 @@ from client_app.datasets.preflight.rehearsal import rehearse
 from client_app.datasets.resize import Form
 from client_app.datasets.split import split
 from client_app.datasets.unread import FORMATS
-from client_app.errors import DataError
+from client_app.errors import DataError, line_of
 from client_app.store import Store, own_folder
 from learning.cpu import prepare_cpu
 from learning.evaluation import batch_size
@@ -152,7 +152,7 @@ def examine(
     try:
         found = survey(settings, store, machine, retry=True)
     except DataError as error:
-        finding = Finding("no-images", str(error), "Other checks need images.")
+        finding = Finding("no-images", error.explain(), "Other checks need images.")
         return replace(card, findings=[finding], unusable=_unreadable_file(error)), None
     taking_part = rules.images.classes if rules else ()
     entries = [each for each in found.entries if not taking_part or each.label in taking_part]
@@ -194,7 +194,7 @@ def _split_sides(
     try:
         train, test = split(pool, labels, own, settings, 0, secret)
     except (DataError, SettingsError) as error:
-        finding = Finding("no-split", str(error), "Change the setting, or the images.")
+        finding = Finding("no-split", line_of(error), "Change the setting, or the images.")
         none = own[:0]
         return none, {"train": none, "test": none}, [finding]
     sides = {"train": train, "test": test}
