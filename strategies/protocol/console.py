@@ -19,6 +19,7 @@ from strategies.protocol.text import printable
 
 WIDTH = 80  # columns
 CLOCK = "%H:%M:%S  "
+INDENT = "  "  # of the further lines of a record, at least
 PAUSE = 10.0  # seconds between two lines about one piece of work
 _FAREWELL = "Manually terminating ClientAppActor"  # by Flower, at the end of a simulation
 
@@ -26,7 +27,9 @@ _FAREWELL = "Manually terminating ClientAppActor"  # by Flower, at the end of a 
 class Console(logging.Handler):
     """Prints log records as plain lines, and skips empty ones.
 
-    A line begins with the time in the format `clock`, and has at most `width` columns.
+    A line begins with the time in the format `clock`, and has at most `width` columns. All further
+    lines of a record begin with blanks, and line breaks of its text are escaped: texts of others,
+    such as a server's, cannot look like a record of their own.
 
     Attributes:
         last: The text that must stand last; repeated if Flower logs more as its process ends.
@@ -76,9 +79,11 @@ class Console(logging.Handler):
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""
         level = f"{record.levelname.lower()}: " if record.levelno >= WARNING else ""
-        lines = [self.lay_out(f"{level}{record.getMessage().strip()}")]
+        kept = "\t\n" if record.funcName == "flwr_exit" else "\t"  # Flower's farewell has lines
+        lines = [self.lay_out(level + printable(record.getMessage().strip(), kept))]
         if record.exc_info:
-            lines.append(logging.Formatter().formatException(record.exc_info))
+            trace = logging.Formatter().formatException(record.exc_info)
+            lines += [f"{INDENT}{line}" for line in trace.splitlines()]
         return "\n".join(lines)
 
     def lay_out(self, text: str) -> str:
@@ -87,10 +92,18 @@ class Console(logging.Handler):
         In a file each text is one line, so that programs can search it.
         """
         clock = strftime(self.clock, localtime())
-        width = sys.maxsize if _is_file(sys.stdout) else self.width - len(clock)
-        wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
-        wrapped = [line for paragraph in text.splitlines() for line in wrapper.wrap(paragraph)]
-        return clock + f"\n{' ' * len(clock)}".join(wrapped) if wrapped else ""
+        wrapper = textwrap.TextWrapper(
+            sys.maxsize if _is_file(sys.stdout) else self.width,
+            initial_indent=clock,
+            subsequent_indent=" " * len(clock) or INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines: list[str] = []
+        for paragraph in text.splitlines():
+            lines += wrapper.wrap(paragraph)
+            wrapper.initial_indent = wrapper.subsequent_indent if lines else clock
+        return "\n".join(lines)
 
 
 def _remove_others(_: LogRecord) -> bool:

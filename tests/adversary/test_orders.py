@@ -1,5 +1,6 @@
 """Orders that no honest server sends: out of turn, or for more than the run's settings say."""
 
+import copy
 import math
 import os
 import time
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_app import request
 from client_app.app import app
@@ -168,6 +169,43 @@ def test_a_run_starts_no_more_threads_than_a_hospital_has_cores(tmp_path):
     place = deployed(tmp_path, **RWT, cpu_threads=1024)
     request.Request.open(message_of("query.prepare"), place, request.Clock(60.0))
     assert torch.get_num_threads() <= (os.cpu_count() or 1)
+
+
+FORGED = "x\nerror: forged\x1b[2K\r\u2028error: forged\x85error: forged"
+
+
+def forge(value):
+    """A value of the same kind, with lines of its own; None for a number."""
+    return FORGED if isinstance(value, str) else [FORGED] if isinstance(value, list) else None
+
+
+def test_no_text_of_a_message_writes_a_line_of_its_own_into_the_log(place, capsys):
+    parcel = parcel_in(ask(place, "query.prepare").content)
+    label, model, config = parcel["manifest"], copy.deepcopy(parcel["model"]), place.run_config
+    model[FORGED] = next(iter(model.values()))
+    joins = {"run": "2", "classes": [], "code": code_hash()}
+    asked = []
+    for name, value in vars(Order(1, 1, "graz", ["a"], "plain", "1")).items():
+        if wrong := forge(value):
+            asked += [(verb, parcel, {name: wrong}) for verb in ("query.enrol", "train")]
+    asked += [("train", parcel, {"replay": [f"graz={FORGED}"]})]
+    labels = [{**label, name: forge(value)} for name, value in label.items() if forge(value)]
+    for each in (*labels, {**label, FORGED: 1}):
+        asked += [("train", {**parcel, "manifest": ConfigRecord(each)}, {})]
+    for verb in ("train", "evaluate"):
+        asked += [(verb, {**parcel, FORGED: parcel["model"]}, {})]
+        asked += [(verb, {**parcel, "model": model}, {})]
+        asked += [(verb, {f"{FORGED}/manifest": label, f"{FORGED}/model": model}, {})]
+    answers = [ask(place, verb, content, **order) for verb, content, order in asked]
+    for key in [*(key for key, value in config.items() if forge(value)), FORGED]:
+        place.run_config = {**config, key: FORGED}
+        answers.append(ask(place, "query.enrol", **joins))
+
+    assert sum(answer.has_error() for answer in answers) > len(answers) * 0.8
+    said = capsys.readouterr().out
+    assert said.count("forged") > 20
+    assert said.replace("\n", "").isprintable()
+    assert not [line for line in said.splitlines() if line.startswith("error: forged")]
 
 
 SIMULATED = [{"num-partitions": 2}, {"partition-id": 0}, {"partition-id": 0, "num-partitions": 2}]

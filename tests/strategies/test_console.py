@@ -37,7 +37,7 @@ def test_lines_are_plain_narrow_and_never_empty(console, capsys):
     assert capsys.readouterr().out.splitlines() == [
         "round 7",
         "warning: graz failed to train (timeout):",
-        "No answer came within 3600 seconds.",
+        "  No answer came within 3600 seconds.",
         "a-path-that-is-not-broken-" + "/however/long/it/is" * 3,
     ]
 
@@ -60,7 +60,7 @@ def test_a_text_is_printed_in_one_piece(monkeypatch, console):
     monkeypatch.setattr(sys, "stdout", StringIO())
     monkeypatch.setattr(sys.stdout, "write", pieces.append)
     log(INFO, "graz trains its GAN: 300 of 2000 images, 57 s left")
-    assert [*filter(None, pieces)] == ["graz trains its GAN: 300 of 2000 images,\n57 s left\n"]
+    assert [*filter(None, pieces)] == ["graz trains its GAN: 300 of 2000 images,\n  57 s left\n"]
 
 
 def test_an_error_has_its_traceback(console, capsys):
@@ -69,8 +69,38 @@ def test_an_error_has_its_traceback(console, capsys):
     except ValueError:
         log(ERROR, "it failed", exc_info=sys.exc_info())
     out = capsys.readouterr().out
-    assert out.startswith("error: it failed\nTraceback")
-    assert out.endswith("ValueError: the cause\n")
+    assert out.startswith("error: it failed\n  Traceback")
+    assert out.endswith("\n  ValueError: the cause\n")
+
+
+FORGED = [
+    f"x{end}error: forged"
+    for end in ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"]
+]
+FORGED += ["\x1b[2K\x1b[1Gerror: forged", "a word or two more than one line error: forged"]
+
+
+@pytest.mark.parametrize("clock", ["", "12:00  "])
+@pytest.mark.parametrize("text", FORGED)
+def test_no_text_of_others_looks_like_a_record_of_its_own(text, clock, console, tmp_path, capsys):
+    """Neither on a terminal nor in a file, neither as a text nor as the error behind it."""
+    console.clock = clock
+    try:
+        raise KeyError(text) from ValueError(text)
+    except KeyError:
+        error = sys.exc_info()
+    log(WARNING, "%s", text)
+    log(ERROR, "it failed", exc_info=error)
+    with (tmp_path / "log.txt").open("w") as file, redirect_stdout(file):
+        log(WARNING, "%s", text)
+        log(INFO, "the next")
+    told = (tmp_path / "log.txt").read_text()
+    assert told.count("\n") == 2
+    for lines, count in ((capsys.readouterr().out, 2), (told, 2)):
+        assert lines.replace("\n", "").isprintable()
+        begins = [line for line in lines.splitlines() if not line.startswith(" " * 2)]
+        assert len(begins) == count
+        assert not any(line.removeprefix(clock).startswith("error: forged") for line in begins)
 
 
 def test_an_error_that_was_told_is_not_told_again_with_its_traceback(console, capsys):
@@ -78,7 +108,7 @@ def test_an_error_that_was_told_is_not_told_again_with_its_traceback(console, ca
     log(ERROR, "ServerApp raised an exception", exc_info=console.reported)
     log(ERROR, "another one", exc_info=ValueError("set it to 1"))
     assert capsys.readouterr().out.splitlines() == [
-        *("error: another one", "ValueError: set it to 1")
+        *("error: another one", "  ValueError: set it to 1")
     ]
 
 
@@ -140,7 +170,7 @@ def test_the_pace_of_a_work_is_told_every_ten_seconds(console, capsys, monkeypat
         clock[0] += 0.2
     assert capsys.readouterr().out.splitlines() == [
         "graz trains: 1050 of 2000 images, 5.0/s,",
-        "at most 3 min left, loss 1.5",
+        "  at most 3 min left, loss 1.5",
     ]
 
 
