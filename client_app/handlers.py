@@ -74,7 +74,8 @@ def prepare(message: Message, context: Context) -> Message:
             from client_app.release.dossier.contents import keep_dossier
 
             of_task = open_disclosure(request)
-            made = make_buffer(hospital, order.buffer_size, clock.deadline, of_task.learnt)
+            size, large = order.buffer_size, of_task.learnt
+            made = make_buffer(hospital, size, clock.deadline, large, request.run)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
             metrics |= of_task.buffer_figures(made.figures)

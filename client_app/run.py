@@ -26,8 +26,8 @@ from strategies.protocol.settings import MAY_CHANGE, require
 Place = tuple[int, ...]
 DAY = 24 * 3600.0  # seconds
 NAME = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # the identity of a run, which names a folder
-# The files that count terms, tests and visits; they only grow.
-REMEMBERED = ("terms.npz", "tested", "detailed", "buffers", "visits")
+# The files that count terms, tests, buffers and visits; they only grow.
+REMEMBERED = ("terms.npz", "tested", "detailed", "buffers", "made", "visits")
 
 
 def run_folder(store: Store, run: str) -> Store:

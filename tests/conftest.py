@@ -174,7 +174,7 @@ def _quick_buffers(monkeypatch, _quick_audits):
     from client_app.release.buffer.job import Release
     from learning.samples import Samples
 
-    def blend(hospital, size, deadline, large=None):
+    def blend(hospital, size, *_):
         train = hospital.data.train
         labels = train.labels[torch.arange(size) % len(train)]
         rng = torch.Generator().manual_seed(0)

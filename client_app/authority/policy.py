@@ -225,6 +225,7 @@ class ReleaseRules(Rules, table="release"):
 
     buffers: bool
     max_images: Count
+    max_buffers: Count
     min_quantile: Share
     max_discarded_share: Share
     min_class_training_images: OneOrMore
@@ -265,7 +266,7 @@ class ReleaseRules(Rules, table="release"):
             fits = weight > 0 or without
             yield Ruling("release.allow-without-privacy", allowed, weight, fits)
             trained = choose_preset(gan.preset, gan.iterations).most_iterations
-            yield self.ruling("max-gan-iterations", trained)
+            yield self.ruling("max-gan-iterations", trained * (1 + check.shadow_generators))
 
 
 @declare

@@ -193,6 +193,7 @@ DELETED = {
     "terms": "runs/1/terms.npz",
     "tested": "runs/1/tested",
     "buffers": "runs/1/buffers",
+    "made": "runs/1/made",
     "account": "privacy.jsonl",
     "embeddings": "embeddings/left",
 }
@@ -207,7 +208,8 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
     place = deployed(tmp_path, strategy="rwt")
     folder = ledger_of(place).parent
     assert not asked(place, "1").has_error()
-    for name in ("runs/1/tested", "runs/1/buffers", "privacy.jsonl", "embeddings/left"):
+    remembered = ("runs/1/tested", "runs/1/buffers", "runs/1/made")
+    for name in (*remembered, "privacy.jsonl", "embeddings/left"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"what": "x", "noise": 1.0}\n' if "privacy" in name else "x\n")
     assert not asked(place, "1").has_error()

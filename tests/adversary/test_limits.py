@@ -11,6 +11,8 @@ from client_app import parcels
 from client_app.app import app
 from client_app.authority.limits import check_model
 from client_app.authority.policy import Policy, PolicyError
+from client_app.release import buffer
+from client_app.release.buffer.job import Job, Release
 from client_app.run import check_newest, count_model, count_visit
 from client_app.store import Store, disk_used
 from learning.augmentation import Draws
@@ -166,6 +168,76 @@ def test_a_server_does_not_fill_the_memory_with_buffers(size, outcome, tmp_path)
     replay = [f"{maker}={'0' * 64}" for maker in range(20)]
     order = {"learner": "feder", "epochs": 1, "buffer_size": size, "replay": replay}
     assert victim.ask("train", victim.constant(0), **order).error.code == outcome
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The jobs of buffers that a hospital began to make."""
+    jobs: list[Job] = []
+
+    def make(job):
+        jobs.append(job)
+        return Release(job.learnt[: job.size], {"release-passed": 1.0})
+
+    monkeypatch.setattr(buffer, "make", make)
+    return jobs
+
+
+def prepared(victim, run, **config):
+    """What a hospital answers in a run that asks for its buffer."""
+    asked = run_config(strategy="feder", feder__buffer_size=8, model="mlp")
+    victim.place.run_config |= asked | run_config(**config)
+    size = victim.place.run_config["feder.buffer-size"]
+    return victim.ask("query.prepare", {}, learner="feder", buffer_size=size, run=run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"feder__buffer_size": 9},
+        {"gan__sampler": "linear"},
+        {"gan__preset": "small"},
+        {"gan__privacy_weight": 0.7},
+        {"gan__method": "dp-mean-embedding"},
+        {"release__quantile": 0.02},
+        {"release__shadow_generators": 2},
+    ],
+    ids=str,
+)
+def test_no_setting_gets_more_buffers_of_the_same_patients(change, tmp_path, made, caplog):
+    """With every run another one left, as many as a server asked for."""
+    victim = Victim(tmp_path, SIZES, f"{OPEN}[release]\nmax-buffers = 1\n")
+    assert not prepared(victim, "1").has_error()
+    refused = prepared(victim, "2", **change)
+    assert refused.error.code == Failure.RELEASE
+    assert "Use the seed and the settings of an earlier run, or wait a day." in refused.error.reason
+    assert "release.max-buffers allows 1 or fewer; the value is 2." in caplog.text
+    assert len(made) == 1  # no GAN was trained
+
+
+def test_a_buffer_that_left_leaves_again_and_others_on_another_day(tmp_path, made, monkeypatch):
+    victim = Victim(tmp_path, SIZES, f"{OPEN}[release]\nmax-buffers = 2\n")
+    seeds = [0, 1, 0, 2, 1]  # the fourth is refused
+    answers = [prepared(victim, f"{k}", seed=seed) for k, seed in enumerate(seeds)]
+    assert [answer.has_error() for answer in answers] == [False, False, False, True, False]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    assert not prepared(victim, "again", seed=2).has_error()
+    assert len(made) == 3
+
+
+def test_a_buffer_that_was_begun_counts_once_until_it_is_made(tmp_path, monkeypatch):
+    """A GAN goes on at the next request, in this run or in another one."""
+    victim = Victim(tmp_path, SIZES, f"{OPEN}[release]\nmax-buffers = 1\n")
+
+    def late(job):
+        raise TimeoutError
+
+    monkeypatch.setattr(buffer, "make", late)
+    codes = [prepared(victim, run).error.code for run in "112"]
+    assert codes == [Failure.TIMEOUT] * 3
+    assert prepared(victim, "3", seed=1).error.code == Failure.RELEASE
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ def test_the_default_settings_pass_the_default_policy():
         ("release.max-images", {"feder.buffer-size": 100_000}),
         ("release.max-gan-iterations", {"gan.iterations": 25_001}),
         ("release.max-gan-iterations", {"gan.preset": "xray-256"}),
+        # 25 GANs of 2,100 iterations
+        ("release.max-gan-iterations", {"gan.preset": "small", "release.shadow-generators": 24}),
         ("images.max-size", {"image-size": 3000}),
         ("images.min-batch", {"train.batch-size": 7}),
         ("runs.max-rounds", {"num-server-rounds": 100_000}),

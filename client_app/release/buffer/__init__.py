@@ -34,7 +34,8 @@ from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, fingerprint, frequent_rows
 from client_app.release.buffer.stages import CHECKED, make
-from client_app.store import hold_lock, own_folder
+from client_app.run import count_model
+from client_app.store import Store, hold_lock, own_folder
 from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
@@ -47,12 +48,17 @@ from strategies.protocol.settings import SettingsError, rng_for
 
 
 def make_buffer(
-    hospital: Hospital, size: int, deadline: float, large: Indices | None = None
+    hospital: Hospital,
+    size: int,
+    deadline: float,
+    large: Indices | None = None,
+    run: Store | None = None,
 ) -> Release:
     """Make a buffer of `size` images that may leave the hospital, or take it from the store.
 
     `large` are the training images in classes with enough patients; None = all images. The deadline
-    is in the time of `time.monotonic`.
+    is in the time of `time.monotonic`. In the folder of `run` a deployed hospital counts the buffer
+    before it is made; None = no count.
 
     Raises:
         PresetError: There is no such preset, or it does not fit the images.
@@ -106,6 +112,8 @@ def make_buffer(
     name = f"{folder}/{_hash(checks, size, *rendering, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
+    if run:
+        _count(hospital, run, name)
     job = Job(
         hospital=hospital,
         size=size,
@@ -177,6 +185,21 @@ def _check_patients(hospital: Hospital, rows: Tensor, large: int) -> None:
         raise ReleaseError(
             f"The synthetic images of '{hospital.name}' may not leave it. Their generator would "
             "learn from fewer patients than the policy ([images]) allows."
+        ) from error
+
+
+def _count(hospital: Hospital, run: Store, buffer: str) -> None:
+    """Count a buffer before it is made; one too many is refused (ReleaseError)."""
+    if not (policy := hospital.policy):
+        return
+    try:
+        count_model(run, "made", "release.max-buffers", buffer, policy.release.max_buffers)
+    except PolicyError as error:
+        logging.getLogger("flwr").error("No buffer is made. %s", error.explain())
+        raise ReleaseError(
+            f"The synthetic images of '{hospital.name}' may not leave it. In a day the policy "
+            "([release]) allows no more different ones. Use the seed and the settings of an "
+            "earlier run, or wait a day."
         ) from error
 
 
