@@ -38,7 +38,7 @@ def _hospital_folder(context: typer.Context, chosen: Path) -> Path:
             context,
         )
     paths = {key: folder / expand(own[key]) for key in PATHS if key in own}
-    config = {key: own[key] for key in ("dataset", "model") if key in own}
+    config: dict[str, Any] = {key: own[key] for key in ("dataset", "model") if key in own}
     config |= own.get(NODE_CONFIG, {})
     if identity := config.get("identity"):
         config["identity"] = str(folder / expand(identity))

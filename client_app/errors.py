@@ -64,8 +64,9 @@ LEAVES: dict[type[Exception], Failure] = {
 
 def line_of(error: Exception) -> str:
     """The text of an error for the hospital's own log, with details that stay here."""
-    known = isinstance(error, PolicyError | OwnError | DataError)
-    return error.explain() if known else str(error)
+    if isinstance(error, PolicyError | OwnError | DataError):
+        return error.explain()
+    return str(error)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -60,7 +60,7 @@ def measure(
         "matrix": r.tolist(),
         "hospitals": [
             [name for name, told in zip(hospitals, row, strict=True) if told]
-            for row in np.isfinite(r_at).any(axis=1)
+            for row in np.asarray(np.isfinite(r_at).any(axis=1))
         ],
         "forgetting": forgetting(lost).tolist(),
         "backward_transfer": (

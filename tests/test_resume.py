@@ -466,7 +466,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.under_way = {Visit("h0", "a", "plain", 1): parcel}
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.last_trained = {"h1": "a"}
-    state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5, ["h1"])}, {"h0 a": 2}, 6.5
+    state.ordered, state.clock = {"h0 a": (3, 7.5, ["h1"])}, 6.5
     state.under_test, state.test_round, state.answers_due = {"a": parcel}, 2, {"h0": 1}
     state.sampled, state.judgements = {"h0": ["a"]}, {parcel: {"h0": False}}
     state.finished = state.replayed = 1

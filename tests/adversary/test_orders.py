@@ -1,6 +1,5 @@
 """Orders that no honest server sends: out of turn, or for more than the run's settings say."""
 
-import copy
 import math
 import os
 import time
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from client_app import request
 from client_app.app import app
@@ -181,21 +180,23 @@ def forge(value):
 
 def test_no_text_of_a_message_writes_a_line_of_its_own_into_the_log(place, capsys):
     parcel = parcel_in(ask(place, "query.prepare").content)
-    label, model, config = parcel["manifest"], copy.deepcopy(parcel["model"]), place.run_config
-    model[FORGED] = next(iter(model.values()))
+    label, arrays, config = parcel["manifest"], parcel.array_records["model"], place.run_config
+    model = ArrayRecord({**arrays, FORGED: next(iter(arrays.values()))})
     joins = {"run": "2", "classes": [], "code": code_hash()}
     asked = []
     for name, value in vars(Order(1, 1, "graz", ["a"], "plain", "1")).items():
         if wrong := forge(value):
             asked += [(verb, parcel, {name: wrong}) for verb in ("query.enrol", "train")]
     asked += [("train", parcel, {"replay": [f"graz={FORGED}"]})]
+    labels: list[dict[str, Any]]
     labels = [{**label, name: forge(value)} for name, value in label.items() if forge(value)]
     for each in (*labels, {**label, FORGED: 1}):
-        asked += [("train", {**parcel, "manifest": ConfigRecord(each)}, {})]
+        asked += [("train", RecordDict({**parcel, "manifest": ConfigRecord(each)}), {})]
     for verb in ("train", "evaluate"):
-        asked += [(verb, {**parcel, FORGED: parcel["model"]}, {})]
-        asked += [(verb, {**parcel, "model": model}, {})]
-        asked += [(verb, {f"{FORGED}/manifest": label, f"{FORGED}/model": model}, {})]
+        asked += [(verb, RecordDict({**parcel, FORGED: parcel["model"]}), {})]
+        asked += [(verb, RecordDict({**parcel, "model": model}), {})]
+        content = RecordDict({f"{FORGED}/manifest": label, f"{FORGED}/model": model})
+        asked += [(verb, content, {})]
     answers = [ask(place, verb, content, **order) for verb, content, order in asked]
     for key in [*(key for key, value in config.items() if forge(value)), FORGED]:
         place.run_config = {**config, key: FORGED}

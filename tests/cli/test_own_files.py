@@ -117,8 +117,8 @@ def test_neither_the_file_nor_an_option_makes_a_hospital_run_code_that_is_not_ap
 
 
 def test_the_option_adds_to_the_node_config_of_the_file(call, graz, started):
-    more = {"members": "none", "model": "resnet18"}
-    more |= {"node-config": {"keep": "none", "identity": "keys"}}
+    own = {"keep": "none", "identity": "keys"}
+    more = {"members": "none", "model": "resnet18", "node-config": own}
     write_own(graz, "hospital.toml", {**GRAZ, **more})
     option = ("--node-config", "keep='visits' train.batch-size=8")
     assert call("hospital", "start", "--hospital", "graz", *option)[0] == 0
@@ -220,9 +220,12 @@ def test_all_commands_take_the_data_set_of_the_node_config(call, graz, monkeypat
     (graz / "images").mkdir()
     (graz / "images" / "manifest.csv").write_text("image,label\n")
     examined = []
-    monkeypatch.setattr(
-        "client_app.datasets.preflight.card.examine", lambda *given: examined.append(given) or 1 / 0
-    )
+
+    def examine(*given):
+        examined.append(given)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("client_app.datasets.preflight.card.examine", examine)
     with pytest.raises(ZeroDivisionError):
         call("preflight", "--hospital", "graz")
     assert examined[0][1].dataset == f"folder:{graz / 'images'}"

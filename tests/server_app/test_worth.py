@@ -482,7 +482,8 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
 )
 def test_a_mean_above_its_baseline_hides_no_hospital_below_it(at_a, at_b, words, judgement, worst):
     """Alone 0.7 at A and at B. By hand: each test ± .029, a difference of two ± .041."""
-    ours = {(m, h): told(*[at_a if h == "A" else at_b] * 2, half=0.029) for m, h in EVERYWHERE}
+    at = {"A": at_a, "B": at_b}
+    ours = {(m, h): told(at[h], at[h], half=0.029) for m, h in EVERYWHERE}
     theirs = summary_of(dict.fromkeys(EVERYWHERE, told(0.7, 0.7, half=0.029)))
     worth = judge_with_baseline(summary_of(ours), theirs).worth
     found = [each for each in worth if "alone for as long" in each["text"]]
