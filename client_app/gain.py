@@ -27,7 +27,7 @@ from client_app.authority.policy import Policy
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, name_images, own_data
 from client_app.errors import DataError
-from client_app.release.sums.own import patients_by_class, training_images
+from client_app.release.sums.own import factor_for, patients_by_class, training_images
 from client_app.store import DEFAULT
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.evaluation import score
@@ -157,10 +157,14 @@ def _open(settings: Settings, store: Path, classes: tuple[str, ...]) -> LocalDat
 def _test(names: Sequence[str], parts: Sequence[LocalData], settings: Settings) -> Tests:
     """The metrics of all classifiers on one split."""
     signs = rng_for(settings.seed, "projection")
-    images = [training_images(part, Learner.read_settings(settings), signs) for part in parts]
-    sums = [each.sums() for each in images]
+    asked = Learner.read_settings(settings)
+    images = [training_images(part, asked, signs) for part in parts]
     fewest = Policy.read().sums.min_class_patients
     large = [torch.from_numpy(patients_by_class(each) >= fewest) for each in images]
+    for k, each in enumerate(images):
+        added = int(large[k][each.labels].sum()) or len(each.labels)
+        images[k] = replace(each, factor=factor_for(asked, added))
+    sums = [each.sums() for each in images]
     sent = [own.select(chosen) for own, chosen in zip(sums, large, strict=True)]
     total = sum(sent[1:], sent[0])
 

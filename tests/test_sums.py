@@ -421,8 +421,8 @@ def test_a_ring_without_its_mask_says_why(tmp_path, monkeypatch, lost):
 RULES = "images.min-train-patients = 20\nsums.allow = true\n"
 
 
-def deploy(tmp_path, rules=RULES, count=3, **changes):
-    """A sealed ring of hospitals with policies; each has 60 images of two classes."""
+def deploy(tmp_path, rules=RULES, count=3, every=2, **changes):
+    """A sealed ring of hospitals with policies; each has 60 images, one in `every` of class 1."""
     from client_app.app import app
     from tests.fakes import FakeGrid, Ledger, go
 
@@ -432,7 +432,7 @@ def deploy(tmp_path, rules=RULES, count=3, **changes):
         folder = tmp_path / NAMES[index]
         folder.mkdir(parents=True)
         rng = np.random.default_rng(index)
-        labels = np.arange(60, dtype=np.uint8) % 2
+        labels = (np.arange(60) % every == 1).astype(np.uint8)
         images = rng.integers(0, 200, (60, 8, 8), dtype=np.uint8) + 50 * labels[:, None, None]
         parts = {"train": slice(-1), "test": slice(-1, None)}  # the hospital itself splits them
         arrays = {f"x_{part}": images[rows] for part, rows in parts.items()}
@@ -573,3 +573,27 @@ def test_a_class_of_few_patients_adds_nothing(tmp_path):
     assert not sent["counts"][few].any()
     assert not sent["seconds"][few].any()
     assert np.array_equal(sent["firsts"][~few], sent["exact-firsts"][~few])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fewest", "classes"), [(10, 2), (25, 1), (60, 0)])
+def test_equal_weights_tell_of_no_image_of_a_small_class(tmp_path, monkeypatch, fewest, classes):
+    """What leaves has the whole number 2^24 / images as a factor: of those that it adds."""
+    left, add = {}, RingVisit.add
+
+    def add_spied(self):
+        figures = add(self)
+        left[self.request.hospital.name] = self.own.load_kept()
+        return figures
+
+    monkeypatch.setattr(RingVisit, "add", add_spied)
+    rules = RULES + f"sums.min-class-patients = {fewest}\n"
+    deploy(tmp_path, rules, every=3, sums__weights="equal")
+    for name in NAMES:
+        images = run_of(tmp_path, name).load("sums/0")["exact-counts"] >> 24
+        added = images * (images >= fewest)
+        assert np.count_nonzero(added) == classes
+        factor = round(ALIKE / (added.sum() or images.sum()))
+        sent, exact = left[name]
+        assert (sent.counts >> 24).tolist() == (added * factor).tolist()
+        assert (exact.counts >> 24).tolist() == (images * factor).tolist()

@@ -39,12 +39,14 @@ LEAK, FEWEST = "leak", "fewest"
 
 
 def training_images(data: LocalData, settings: SumsSettings, signs: np.random.Generator) -> Images:
-    """The training images of a hospital, with their weights; `signs` as in `project`."""
+    """The training images of a hospital, with their weights, without the hospital's factor.
+
+    `signs` are as in `project`.
+    """
     features = project(data.train.images.flatten(1), settings.dimensions, signs)
     _, owners, images = np.unique(data.train.patients, return_inverse=True, return_counts=True)
     weights = torch.from_numpy(1 / images[owners]) if settings.epsilon else None
-    factor = factor_for(settings, len(owners))
-    return Images(features, data.train.labels.cpu(), owners, len(data.classes), weights, factor)
+    return Images(features, data.train.labels.cpu(), owners, len(data.classes), weights)
 
 
 def patients_by_class(images: Images) -> NDArray[np.int64]:
@@ -54,7 +56,7 @@ def patients_by_class(images: Images) -> NDArray[np.int64]:
 
 
 def factor_for(settings: SumsSettings, images: int) -> int:
-    """The whole number that multiplies the sums of a hospital with so many images."""
+    """The whole number that multiplies the sums of a hospital that adds so many images."""
     return round(ALIKE / images) if settings.weights == "equal" else 1
 
 
@@ -68,7 +70,7 @@ class OwnSums:
     @cached_property
     def images(self) -> Images:
         """The training images of the task, without the factor: it depends on all tasks so far."""
-        return replace(training_images(self.hospital.data, self.settings, self._signs), factor=1)
+        return training_images(self.hospital.data, self.settings, self._signs)
 
     def release(self) -> dict[str, float]:
         """Prepare the sums of the task, unless they are kept; the figures of their release.
@@ -82,7 +84,6 @@ class OwnSums:
             exact = self.images.sums()
             sent = large = exact.select(self._large_classes)
             kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
-            kept["images"] = np.array(len(self.images.labels))
             if self.settings.epsilon:
                 noise, kept[SPENT] = self._draw(large)
                 sent = large + noise
@@ -121,7 +122,16 @@ class OwnSums:
 
     @property
     def _factor(self) -> int:
-        return factor_for(self.settings, sum(int(each["images"]) for each in self._kept.values()))
+        """The factor of all tasks so far.
+
+        It can be read off the sums that leave, so it depends on the images in these alone. If no
+        class adds, they are 0.
+        """
+        sent, exact = (
+            sum(int(each[name].sum()) for each in self._kept.values())
+            for name in ("counts", "exact-counts")
+        )
+        return factor_for(self.settings, (sent or exact) // GRID**2)
 
     @cached_property
     def _patients(self) -> NDArray[np.int64]:
