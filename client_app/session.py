@@ -56,8 +56,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...], run: str)
     settings = sorted(context.run_config.items())
     # A real hospital is opened anew for each run: its images may have changed since the last one.
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes, simulated or run))
-    open_session = _simulated_session(repr(settings)) if simulated else _real_session
-    session = open_session(_Inputs(text, context, name, classes))
+    session = _opener(repr(settings) if simulated else text)(_Inputs(text, context, name, classes))
     # Another run in this process may have set another number of threads (see `open_hospital`).
     prepare_cpu(session.hospital.settings.cpu_threads)
     return session
@@ -74,15 +73,12 @@ def _open(inputs: _Inputs) -> Session:
     return Session(hospital, strategy, f"{hospital.data.fingerprint}, part {part}")
 
 
-@lru_cache(maxsize=1)  # the sessions of an earlier run would keep its images in memory
-def _simulated_session(settings: str) -> Callable[[_Inputs], Session]:
-    """The function that opens a run's simulated hospitals, each once in a process.
+@lru_cache(maxsize=1)  # other sessions would keep their images while one is opened
+def _opener(key: str) -> Callable[[_Inputs], Session]:
+    """The function that opens the simulated hospitals of a run, each once in a process.
+
+    A real hospital has a function for each of its sessions. So it holds the images of one.
 
     On a GPU each hospital has a copy of its images, so the number of open ones has a limit.
     """
     return lru_cache(maxsize=64 if torch.cuda.is_available() else None)(_open)
-
-
-# A real hospital has one process. A run asks for two sessions, before and after the classes are
-# known. A server that asks for many must not fill the memory.
-_real_session = lru_cache(maxsize=2)(_open)

@@ -446,7 +446,7 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
 
     def call(message, place):
         working.append(place.node_config["partition-id"])
-        session._simulated_session.cache_clear()
+        session._opener.cache_clear()
         return app(message, place)
 
     monkeypatch.setattr(hospital_module, "open_data", noted)

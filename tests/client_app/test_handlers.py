@@ -3,6 +3,7 @@
 import gc
 import logging
 import re
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,6 +21,8 @@ from client_app.app import app
 from client_app.authority.ledger import path_of, read
 from client_app.authority.policy import Policy
 from client_app.authority.privacy_account import epsilon, read_account
+from client_app.datasets import LocalData
+from client_app.hospital import open_hospital
 from client_app.release import buffer
 from client_app.release.buffer.job import Release
 from client_app.visit import _private_steps
@@ -95,7 +98,7 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
     place = context(0, 1, run_config(), **{"data-dir": str(folder), "store-dir": str(tmp_path)})
 
     def asked(verb, classes, run="1"):
-        session._simulated_session.cache_clear()
+        session._opener.cache_clear()
         order = Order(0, 0, "", classes, "plain", run, code=code_hash())
         return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)
 
@@ -130,12 +133,24 @@ def test_a_policy_with_other_classes_counts_as_other_images(tmp_path):
     assert session.session_for(place, "", (), "1").images != first
 
 
-def test_a_real_hospital_keeps_the_session_of_its_run_after_earlier_runs(tmp_path):
-    """And of the earlier runs at most one, so that their images do not fill the memory."""
+def test_a_real_hospital_keeps_the_images_of_one_session(tmp_path, monkeypatch):
+    """Those of another run, or of other classes, would fill the memory while it opens its own."""
+    alive: list[int] = []
+    opened: list[weakref.ref[LocalData]] = []
+
+    def open_spied(*inputs):
+        alive.append(sum(each() is not None for each in opened))
+        hospital = open_hospital(*inputs)
+        opened.append(weakref.ref(hospital.data))
+        return hospital
+
+    monkeypatch.setattr(session, "open_hospital", open_spied)
     place = deployed(tmp_path)
-    first, *_, last = [session.session_for(place, "", (), run) for run in "123"]
-    assert session.session_for(place, "", (), "3") is last
-    assert session.session_for(place, "", (), "1") is not first
+    for classes, run in (((), "1"), (("a", "b"), "1"), (("a", "b"), "2"), ((), "1")):
+        last = session.session_for(place, "", classes, run)
+        assert session.session_for(place, "", classes, run) is last
+        del last
+    assert alive == [0] * 4
 
 
 def _enlarge(policy):
