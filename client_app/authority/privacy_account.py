@@ -29,6 +29,7 @@ from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
 FILE = "privacy.jsonl"
+EXACT = 64  # kinds of sampled releases that are composed as they are
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def epsilon(releases: Sequence[Spent], delta: float) -> float:
 
     Releases without sampling together equal one Gaussian release of noise
     (Σ steps / noise²)^(-1/2) (Dong, Roth and Su, arXiv:1905.02383), with an exact ε. If there are
-    sampled releases, privacy loss distributions are composed, which gives an upper bound.
+    sampled releases, privacy loss distributions are composed, which gives an upper bound. Each kind
+    of them, a noise with a rate, takes time. So of more than `EXACT` kinds the others are merged.
     """
     import dp_accounting  # takes a second
 
@@ -115,6 +117,7 @@ def epsilon(releases: Sequence[Spent], delta: float) -> float:
             sampled[each.noise, each.rate] += each.steps
     if not sampled:
         return float(dp_accounting.get_epsilon_gaussian(whole**-0.5, delta)) if whole else 0.0
+    sampled = _merge(sampled)
     total = 0.0
     # To compose privacy losses of thousands takes gigabytes. Far above any allowed ε the bound of
     # Rényi differential privacy (Mironov, arXiv:1702.07476) is enough.
@@ -128,3 +131,17 @@ def epsilon(releases: Sequence[Spent], delta: float) -> float:
         if (total := float(accountant.get_epsilon(delta))) > 2 * MOST_EPSILON:
             break
     return total
+
+
+def _merge(sampled: Counter[tuple[float, float]]) -> Counter[tuple[float, float]]:
+    """Steps by noise and rate, of few kinds: they reveal at least as much as all given ones.
+
+    The `EXACT` kinds that reveal most stay. For the others noise is rounded down, and the rate up,
+    to a power of two. A smaller noise and a larger rate reveal more.
+    """
+    kinds = sorted(sampled, key=lambda kind: sampled[kind] * (kind[1] / kind[0]) ** 2)
+    found = Counter({kind: sampled[kind] for kind in kinds[-EXACT:]})
+    for noise, rate in kinds[:-EXACT]:
+        rounded = 2.0 ** math.floor(math.log2(noise)), 2.0 ** math.ceil(math.log2(rate))
+        found[rounded] += sampled[noise, rate]
+    return found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from client_app.authority import privacy_account
 from client_app.authority.policy import PolicyError, PrivacyRules
 from client_app.authority.privacy_account import (
     FILE,
@@ -67,6 +68,28 @@ def test_a_huge_privacy_loss_is_refused_without_gigabytes(tmp_path, monkeypatch)
         spend(tmp_path, Spent("x", 0.1, 0.008, 6250), 1e-5, RULES)
     assert float(str(refusal.value.requested)) > 3732
     assert not read_account(tmp_path)
+
+
+@pytest.mark.slow
+def test_many_kinds_of_releases_are_composed_as_few_that_reveal_more(monkeypatch):
+    """A server chooses them, and each one took time at all later releases."""
+    cheap = [Spent("x", 900.0 + k, 0.01 + 1e-6 * k) for k in range(3000)]
+    first = [Spent("x", 4.0, 0.1, 100), Spent("x", 5.0, 0.1, 100)]
+    few = [*first, *cheap[:2], Spent("x", 900.0, 0.9)]
+    exact = epsilon(few, 1e-5)
+    composed, event = [], dp_accounting.PoissonSampledDpEvent
+
+    def event_spied(rate, release):
+        composed.append((rate, release.noise_multiplier))
+        return event(rate, release)
+
+    monkeypatch.setattr(privacy_account, "EXACT", 2)
+    monkeypatch.setattr(dp_accounting, "PoissonSampledDpEvent", event_spied)
+    assert exact < epsilon(few, 1e-5) < 1.001 * exact
+    composed.clear()
+    epsilon(first + cheap, 1e-5)
+    merged = {(2**-6, 512.0), (2**-6, 1024.0), (2**-6, 2048.0)}
+    assert {*composed} == {(0.1, 4.0), (0.1, 5.0)} | merged
 
 
 def test_no_noise_is_no_guarantee():
