@@ -8,7 +8,6 @@ are chosen as the best ones for the attacked images themselves.
 n known and m unknown embeddings of k numbers, P pixels, K classes.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from learning.errors import DeadlineError
+from learning.errors import check_deadline
 
+WORK = "The check of embeddings"  # in the error after a deadline
 FEW = 5  # fewest known images of a class for a mean of its own
 PENALTIES = [10.0**power for power in range(-9, 0)]  # as shares of a coordinate's variance
 SMALLEST = 1e-3  # variance from which on the network sees a direction in full
@@ -68,7 +68,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
     variances, directions = torch.linalg.eigh(covariance)  # [k], [k, k]
     slopes = directions.T @ (centres.T @ pixels.double() / len(centres))  # [k, P]
     for penalty in PENALTIES:
-        check_deadline(deadline)
+        check_deadline(deadline, WORK)
         yield base + (values @ directions @ (slopes / (variances + penalty)[:, None])).float()
 
     # The network sees each direction as large as any other.
@@ -81,7 +81,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=0.1)
     scale, deviations = float(pixels.std()) or 1.0, known.noise.sqrt()
     for step in range(1, STEPS + 1):
-        check_deadline(deadline)
+        check_deadline(deadline, WORK)
         batch = torch.randint(len(centres), (BATCH,))
         drawn = centres[batch] + deviations[batch] * torch.randn(BATCH, len(whiten))
         drawn = torch.cat([drawn @ whiten, known.classes[batch]], dim=1).float()
@@ -92,9 +92,3 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
         if step % EVERY == 0:
             with torch.no_grad():
                 yield base + scale * network(seen)
-
-
-def check_deadline(deadline: float) -> None:
-    """Refuse (DeadlineError) to go on after a deadline, on the clock of `time.monotonic`."""
-    if time.monotonic() > deadline:
-        raise DeadlineError("The check of embeddings took longer than allowed.")

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
-from audit.decoders import Known, check_deadline, guesses
+from audit.decoders import WORK, Known, guesses
 from audit.report import Report
+from learning.errors import check_deadline
 from learning.randomness import use_seed
 from learning.samples import Samples
 
@@ -126,7 +127,7 @@ def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) 
     """The share of embeddings [m, k] that are linked to their image: embedding i to i of [n, k]."""
     precision, shares = 1 / variances, []
     for begin in range(0, len(values), BLOCK):
-        check_deadline(deadline)
+        check_deadline(deadline, WORK)
         some = values[begin : begin + BLOCK]
         images = torch.arange(begin, begin + len(some))[:, None]
         # -2 log N(z; µ, σ²), up to a constant.

@@ -19,6 +19,7 @@ each patient.
 Shapes: `N` images, `d` features, `K` classes.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -28,8 +29,10 @@ from torch import Tensor
 
 from audit.membership import Scores, contrast
 from audit.report import Report
+from learning.errors import check_deadline
 from learning.samples import one_of_each
 
+WORK = "The check of sums"  # in the error after a deadline
 MOST = 500  # patients in the attack by difference
 SHRINKAGE = 0.1  # of a covariance to its mean variance
 
@@ -67,6 +70,7 @@ def audit_sums(
     others: Features,
     rng: np.random.Generator,
     scales: tuple[float, float] = (1.0, 1.0),
+    deadline: float = math.inf,
 ) -> Report:
     """Attack sums before they leave.
 
@@ -77,16 +81,20 @@ def audit_sums(
         others: Held-out images.
         rng: Decides on the patients of the attack by difference.
         scales: a and b of the attack by difference.
+        deadline: Time limit, on the clock of `time.monotonic`.
 
     Returns:
         The leaks of all attacks, and their evidence. An attack is missing if no class for it has
         two members and a held-out image.
+
+    Raises:
+        DeadlineError: The deadline has passed.
     """
     small = sent.counts.round() < members.values.shape[1]
     pairs = {
-        "difference": _score_by_difference(noise, members, others, rng, scales),
-        "span": _score_by_class(_span, sent, members[small[members.labels]], others),
-        "likelihood": _score_by_class(_likelihood, sent, members, others),
+        "difference": _score_by_difference(noise, members, others, rng, scales, deadline),
+        "span": _score_by_class(_span, sent, members[small[members.labels]], others, deadline),
+        "likelihood": _score_by_class(_likelihood, sent, members, others, deadline),
     }
     found = {
         name: contrast(*pair) for name, pair in pairs.items() if len(pair[0]) > 1 and len(pair[1])
@@ -101,11 +109,13 @@ def _score_by_difference(
     others: Features,
     rng: np.random.Generator,
     scales: tuple[float, float],
+    deadline: float,
 ) -> tuple[Scores, Scores]:
     """Scores of an image of each of some patients, and of as many held-out images."""
     first, second = (scale**2 for scale in scales)
     found: list[tuple[float, float]] = []
     for patient in rng.permutation(members.patients.unique().numpy())[:MOST].tolist():
+        check_deadline(deadline, WORK)
         own = members.patients == patient
         z, weights, labels = members.values[own], members.weights[own], members.labels[own]
         chosen = int(labels[rng.integers(len(labels))])
@@ -128,6 +138,7 @@ def _score_by_class(
     sent: Moments,
     members: Features,
     others: Features,
+    deadline: float,
 ) -> tuple[Scores, Scores]:
     """Scores of one image of each patient whose class has members and others."""
     members, others = (
@@ -135,6 +146,7 @@ def _score_by_class(
     )
     own, foreign = [np.empty(0)], [np.empty(0)]
     for label in members.labels.unique().tolist():
+        check_deadline(deadline, WORK)
         if len(outside := others.select_class(label)):
             own.append(score(sent, label, members.select_class(label)).numpy())
             foreign.append(score(sent, label, outside).numpy())

@@ -101,6 +101,10 @@ class Hospital:
         images = len((self.whole or self.data).train)
         return self.learner.memory_of_a_visit(self.settings, images)
 
+    def bytes_beside(self, network: Architecture, kept: int) -> int:
+        """Bytes of a visit beside a network and so many kept images."""
+        return self.learner.bytes_beside(network, self.settings, kept)
+
     @property
     def learner(self) -> type[Learner]:
         """The learner of the run's visits."""

@@ -71,7 +71,7 @@ def unpack(
         images += len(request.order.hash_of) * request.order.buffer_size
         copies += request.order.epochs * request.order.snapshots
         content = request.message.content
-        needed = batch, images, copies, hospital.learner.bytes_beside
+        needed = batch, images, copies, hospital.bytes_beside
         check_model(hospital.policy, label.architecture, content, *needed)
         local = kept.load(request.visit, after=tested)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)

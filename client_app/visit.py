@@ -261,6 +261,7 @@ def _collect_received(
         fewest=policy.sums.min_class_patients if policy else 1,
         least_kept=policy.images.least_kept if policy else 1,
         min_batch=policy.images.min_batch if policy else 1,
+        deadline=request.clock.deadline,
     )
 
 

@@ -23,6 +23,7 @@ mean m of all images (James and Stein, 1961); σ_c² is the variance of each num
 Shapes: `n` images, `d` features, `K` classes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -31,12 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learning.errors import check_deadline
 from learning.sums import GRID, SHARES, Images, Sums, random_signs, unfold
 
 SHARPNESS = 10.0  # scores of the ridge are near 0 and 1; this makes probabilities of them
 RIDGES = (1.0, 0.1, 0.01, 0.001)  # the values of λ to choose from
 KAPPAS = (0, 1, 3, 10, 30)  # the values of κ to choose from
 FOLDS = 5
+WORK = "The choice of a classifier"  # in the error after a deadline
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +124,7 @@ def choose(
     kappas: Sequence[int],
     rng: np.random.Generator,
     noise: float = 0.0,
+    deadline: float = math.inf,
 ) -> tuple[float, int]:
     """λ and κ by cross-validation on a hospital's own training images, in `FOLDS` folds.
 
@@ -128,7 +132,11 @@ def choose(
     with those of earlier tasks. The score is the balanced accuracy of the images, each in its own
     fold. Of equal scores, the one with the smaller κ and then the larger λ wins. `others` is the
     total without the hospital. A patient is in one fold, by `rng`. `noise` is as in `solve`.
+
+    Raises:
+        DeadlineError: The deadline has passed, on the clock of `time.monotonic`.
     """
+    check_deadline(deadline, WORK)
     kappas, ridges = sorted(kappas), sorted(ridges, reverse=True)
     pairs = [*product(kappas, ridges)]
     if len(pairs) == 1:
@@ -139,6 +147,7 @@ def choose(
         held = folds == fold
         fit, seen = own.sums(~held), own.features[held].float()
         for k, kappa in enumerate(kappas):
+            check_deadline(deadline, WORK)
             equations = _equations(others + fit * (1 + kappa), noise)
             for m, ridge in enumerate(ridges):
                 head = _classifier(*equations, ridge, noise)

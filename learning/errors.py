@@ -1,6 +1,7 @@
-"""Errors of models, whose texts leave the hospital and name no patient; and warnings."""
+"""Errors of models, whose texts leave the hospital and name no patient; deadlines; warnings."""
 
 import logging
+import time
 from functools import cache
 
 
@@ -14,6 +15,12 @@ class DivergedError(ArithmeticError):
 
 class DeadlineError(TimeoutError):
     """The time allowed for a message ran out before the work was done."""
+
+
+def check_deadline(deadline: float, work: str) -> None:
+    """Refuse (DeadlineError) to go on after a deadline, on the clock of `time.monotonic`."""
+    if time.monotonic() > deadline:
+        raise DeadlineError(f"{work} took longer than allowed (hop-timeout).")
 
 
 @cache

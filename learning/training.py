@@ -1,6 +1,5 @@
 """The one training loop: a visit of a model at a hospital."""
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from learning.augmentation import AUGMENTATIONS, Draws
 from learning.balance import class_weights
 from learning.dp_sgd import PrivateSteps, noise_alone
-from learning.errors import DeadlineError
+from learning.errors import check_deadline
 from learning.learners.plain import Learner
 from learning.randomness import use_seed
 from strategies.protocol.optimizer import PARTS
@@ -74,8 +73,7 @@ def train(
             seen = sum(map(len, cut))
             most = done + (epochs + 1 - epoch) * seen
             for batch in cut:
-                if time.monotonic() > deadline:
-                    raise DeadlineError("Training took longer than allowed (hop-timeout).")
+                check_deadline(deadline, "Training")
                 stepper.zero_grad()
                 if len(batch):
                     loss = learner.observe(samples[batch.to(device)], draws)

@@ -1,6 +1,7 @@
 """Rings of sums of features at real hospitals: totals, classifiers, and what stays at home."""
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -184,7 +185,7 @@ def test_the_classifier_for_home_counts_own_sums_more_and_stays(tmp_path):
 def test_lambda_and_kappa_are_chosen_at_the_hospital(tmp_path, monkeypatch):
     seen = []
 
-    def choose(others, images, ridges, kappas, rng, _):
+    def choose(others, images, ridges, kappas, rng, *_):
         seen.append((images, tuple(ridges), tuple(kappas)))
         return ridges[0], kappas[-1]
 
@@ -200,7 +201,7 @@ def test_lambda_and_kappa_are_chosen_with_the_sums_of_earlier_tasks(tmp_path, mo
     """In the ring of the second task, each choice is of all sums: the others' and the own ones."""
     seen = []
 
-    def choose(others, images, ridges, kappas, rng, _):
+    def choose(others, images, ridges, kappas, rng, *_):
         seen.append(others + images.sums())
         return ridges[0], kappas[0]
 
@@ -268,7 +269,8 @@ def test_a_classifier_knows_the_noise_of_its_totals(tmp_path, monkeypatch, epsil
         seen.append(noise)
         return solve(total, ridge, noise)
 
-    def choose(others, images, ridges, kappas, rng, noise):
+    def choose(others, images, ridges, kappas, rng, noise, deadline):
+        assert deadline < math.inf
         seen.append(noise)
         return ridges[0], kappas[0]
 
@@ -506,6 +508,9 @@ def test_two_hospitals_are_two_however_often_they_add(tmp_path, caplog, monkeypa
         ("privacy.require", "['sums']", {}),
         ("privacy.max-epsilon", "0.5", {"sums__epsilon": 1.0}),
         ("sums.max-membership", "0.5", {}),
+        # 2 classes and 2001000 numbers: a second moment takes 32 MB
+        ("machine.max-memory-gb", "0.5", {"mlp__hidden": "2000"}),
+        ("machine.max-disk-gb", "0.002", {"mlp__hidden": "400"}),
     ],
 )
 def test_a_policy_refuses_sums(tmp_path, caplog, rule, value, changes):

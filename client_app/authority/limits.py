@@ -33,7 +33,7 @@ def check_model(
     batch: int = 0,
     kept: int = 0,
     copies: int = 0,
-    beside: Callable[[Architecture], int] = lambda network: 0,
+    beside: Callable[[Architecture, int], int] = lambda network, kept: 0,
 ) -> None:
     """Refuse a network that needs too much memory, before it is built.
 
@@ -41,7 +41,7 @@ def check_model(
 
     `content` came in the message with the network. `batch` and `kept` are numbers of images (or
     vectors of features): in a training batch, and in the learner's memory and the buffers. The
-    learner also keeps `copies` of the network's weights, and bytes `beside` each kept image.
+    learner also keeps `copies` of the network's weights, and bytes `beside` network and images.
 
     Raises:
         PolicyError: The network is too large.
@@ -55,7 +55,7 @@ def check_model(
         needed = count_bytes(content) + weights + _activation_bytes(network, batch)
         value = 4 if network.whole else 1  # bytes: a feature is a float32
         each = value * network.channels * network.height * network.width
-        needed += kept * (each + (beside(network) if kept else 0))
+        needed += kept * each + beside(network, kept)
         policy.machine.uphold("max-memory-gb", needed / GB)
 
 

@@ -72,7 +72,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
             raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
     if joins or prepares:  # before the first network is built
         architecture = hospital.architecture.to_json()
-        needed = *hospital.memory_of_a_visit, hospital.learner.bytes_beside
+        needed = *hospital.memory_of_a_visit, hospital.bytes_beside
         check_model(policy, architecture, RecordDict(), *needed)
     if joins:
         check_suited(order.learner, hospital.architecture, settings)

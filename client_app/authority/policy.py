@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from audit import LEAST
 from client_app.authority.node_config import OwnError
 from gan.presets import choose_preset
-from learning.settings import LwFSettings, ReservoirSettings, SERSettings
+from learning.settings import LwFSettings, ReservoirSettings, SERSettings, TwFSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.declared import (
@@ -146,6 +146,9 @@ class RunRules(Rules, table="runs"):
         epochs = max(kind.epochs for kind in strategy.kinds())
         if "lwf" in learners:
             epochs += settings.section("lwf", LwFSettings).warm_up
+        if "twf" in learners:
+            own = settings.section("twf", TwFSettings)
+            epochs += own.teacher_epochs * own.teacher.startswith(PUBLIC)
         names = [settings.strategy, settings.learner]
         if settings.strategy == "fedrewind":
             names.append(settings.run_config["rewind.base"])

@@ -35,6 +35,7 @@ Deviations:
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -44,6 +45,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.errors import check_deadline
 from learning.evaluation import split
 from learning.learners.lwf import FromBefore
 from learning.models.taps import last_layer
@@ -121,7 +123,7 @@ class ICaRL(FromBefore):
     def _choice(self) -> tuple[Samples, Tensor, Tensor]:
         """The images to keep of each class, their patients, and the scaled means [K, d]."""
         means, small = self.means.clone(), 0
-        count = max(1, self.own.size // len(self.classes))
+        count, until = max(1, self.own.size // len(self.classes)), self.received.deadline
         chosen: list[Samples] = []
         owners: list[Tensor] = []
         for c in self.classes.tolist():
@@ -130,7 +132,7 @@ class ICaRL(FromBefore):
             if source is None or not len(own := source[source.labels == c]):
                 continue
             features = self._features(own.images)
-            rows = herd(features, count) if fresh else torch.arange(min(count, len(own)))
+            rows = herd(features, count, until) if fresh else torch.arange(min(count, len(own)))
             rows = rows.to(own.labels.device)
             chosen.append(own[rows])
             owners.append((self.owners if fresh else self.kept_owners)[source.labels == c][rows])
@@ -166,15 +168,19 @@ class ICaRL(FromBefore):
         return {**super().rehearsal(), **kept}
 
 
-def herd(features: Tensor, count: int) -> Tensor:
+def herd(features: Tensor, count: int, deadline: float = math.inf) -> Tensor:
     """The images whose features [n, d] have a mean near that of all, int64 [count], in their order.
 
     Each choice brings the mean of the chosen images nearest to that of all, both scaled to a norm
     of 1: so their angle counts. None is chosen twice.
+
+    Raises:
+        DeadlineError: The deadline has passed, on the clock of `time.monotonic`.
     """
     mean, total = features.mean(dim=0), torch.zeros_like(features[0])
     left, chosen = torch.ones(len(features), dtype=torch.bool, device=features.device), []
     for _ in range(min(count, len(features))):
+        check_deadline(deadline, "The choice of images")
         near = functional.cosine_similarity(total + features, mean, dim=1)
         chosen.append(int(near.masked_fill(~left, -torch.inf).argmax()))
         left[chosen[-1]], total = False, total + features[chosen[-1]]

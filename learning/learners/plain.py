@@ -1,5 +1,6 @@
 """Cross-entropy on the hospital's own images: the objective of most methods."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ class Received:
     fewest: int = 1  # least number of patients behind a mean of a class that leaves
     least_kept: int = 1  # least number of images that are kept of a task
     min_batch: int = 1  # least number of the hospital's images in a step, kept or new
+    deadline: float = math.inf  # time limit of the visit, on the clock of `time.monotonic`
 
 
 class Learner:
@@ -164,6 +166,8 @@ class Learner:
         These are upper estimates for a hospital with this number of training `images`.
         """
         own = settings.train.batch_size
+        if settings.train.dp.noise_multiplier:  # a gradient for each image
+            return own, 0, cls.copies + own
         if "reservoir" not in dict(cls.tables):
             return own, 0, cls.copies
         kept = settings.section("reservoir", ReservoirSettings)
@@ -172,8 +176,8 @@ class Learner:
         return batch + batch // 2 * (cls.draws - 1), kept.size, cls.copies
 
     @classmethod
-    def bytes_beside(cls, architecture: Architecture) -> int:
-        """Bytes that the learner keeps beside each kept image; here none."""
+    def bytes_beside(cls, architecture: Architecture, settings: Settings, kept: int) -> int:
+        """Bytes of a visit beside the network and so many kept images; here none."""
         return 0
 
     @classmethod

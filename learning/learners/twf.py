@@ -33,7 +33,6 @@ Deviations:
 """
 
 import copy
-import time
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
@@ -112,11 +111,14 @@ class TwF(Learner):
         require(given, "twf.ewc", own.ewc, f"0, if 'twf.teacher' is not a {PUBLIC}<file>")
 
     @classmethod
-    def bytes_beside(cls, architecture: Architecture) -> int:
-        """The masks: a byte for each value."""
-        images = torch.empty((2, *architecture.image_shape), dtype=torch.uint8, device="meta")
-        _, features = tap(architecture.skeleton(), images)
-        return sum(halve(each).numel() for each in features) // 2
+    def bytes_beside(cls, architecture: Architecture, settings: Settings, kept: int) -> int:
+        """The masks, a byte for each value; and the gates, with gradients and Adam's moments."""
+        with torch.device("meta"):
+            images = torch.empty((2, *architecture.image_shape), dtype=torch.uint8)
+            _, features = tap(architecture.skeleton(), images)
+            gates = nn.ModuleList(Gates(each.shape[1], settings.tasks) for each in features)
+        masks = sum(halve(each).numel() for each in features) // 2
+        return kept * masks + 4 * sum(each.nbytes for each in gates.parameters())
 
     def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
         """The kept teacher; otherwise the setting's teacher, or the network as it is now."""
@@ -148,10 +150,10 @@ class TwF(Learner):
             for module in teacher.modules():
                 getattr(module, "reset_parameters", lambda: None)()
             other = nn.Linear(head.in_features, len(classes)).to(labels.device)
-        own, deadline = (head.weight, head.bias), time.monotonic() + self.settings.hop_timeout
+        own = head.weight, head.bias
         head.weight, head.bias = other.weight, other.bias
         learner = Plain(teacher, Samples(public.images, labels), self.settings, Received())
-        train(learner, self.settings.train, self.own.teacher_epochs, rng, deadline)
+        train(learner, self.settings.train, self.own.teacher_epochs, rng, self.received.deadline)
         if not all(each.isfinite().all() for each in teacher.parameters()):
             raise DivergedError("The training of the teacher diverged. Lower train.learning-rate.")
         if self.own.ewc:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from audit.sums import Features, Moments, audit_sums
+from learning.errors import DeadlineError
 
 WIDTH, CHANCE = 12, pytest.approx(0.5, abs=0.1)
 
@@ -98,3 +99,11 @@ def test_a_class_without_held_out_images_is_not_attacked():
     assert report.evidence["span"]["attack"]["members"] == 10
     report = audit_sums(sent, noise, members, none, np.random.default_rng(0))
     assert report.evidence == {}
+
+
+def test_a_deadline_ends_the_attacks():
+    members = features(20, 1)
+    sent, noise = moments(members)
+    rng = np.random.default_rng(0)
+    with pytest.raises(DeadlineError):
+        audit_sums(sent, noise, members, features(20, 2), rng, deadline=0.0)

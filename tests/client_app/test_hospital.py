@@ -55,6 +55,12 @@ def test_what_a_learner_keeps_counts_for_the_memory(learner, size, images):
         assert open_hospital(context(0, 2, config)).memory_of_a_visit == (64, 512, 0)
 
 
+def test_a_gradient_for_each_image_of_a_batch_counts_for_the_memory():
+    """DP-SGD cuts the gradient of each image."""
+    config = run_config(strategy="rwt", train__batch_size=32, train__dp__noise_multiplier=1.0)
+    assert open_hospital(context(0, 2, config)).memory_of_a_visit == (32, 0, 32)
+
+
 def test_the_learner_of_a_method_may_have_another_name(monkeypatch):
     """Here the one of FedProx, which keeps a copy of the weights."""
     monkeypatch.setitem(STRATEGIES, "own", type("Own", (RWT,), {"learner": "fedprox"}))

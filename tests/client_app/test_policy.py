@@ -131,6 +131,16 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
             {"strategy": "rwt", "learner": "lwf", "train.epochs": 5},
         ),
         (
+            "runs.max-epochs",
+            "runs.max-epochs = 11",
+            {
+                "strategy": "rwt",
+                "learner": "twf",
+                "train.epochs": 2,
+                "twf.teacher": "public:/x.npz",
+            },
+        ),
+        (
             "models.max-membership",
             "models.max-membership = 0.5",
             {"strategy": "cwt-serial", "evaluate.epochs": True},

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from learning.errors import DeadlineError
 from learning.learners.icarl import ICaRL, herd
 from learning.learners.plain import Received
 from learning.models.taps import last_layer
@@ -31,6 +32,8 @@ def test_images_are_chosen_so_that_their_mean_is_near_that_of_all():
     features = torch.stack([angles.cos(), angles.sin()], dim=1)
     assert herd(features, 3).tolist() == [2, 1, 3]
     assert sorted(herd(features, 9).tolist()) == [0, 1, 2, 3]
+    with pytest.raises(DeadlineError):
+        herd(features, 3, deadline=0.0)
 
 
 def test_the_means_of_chosen_images_are_scaled_before_they_are_compared():

@@ -10,6 +10,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 from learning.closed_form import SHARPNESS, Head, choose, solve
+from learning.errors import DeadlineError
 from learning.sums import (
     ALIKE,
     GRID,
@@ -254,6 +255,13 @@ def test_own_sums_count_more_where_the_others_have_other_classes():
     others = compute_sums(z, (labels + 1) % CLASSES, CLASSES) * 3
     assert choose(others, own, (0.1,), (0, 10), rng) == (0.1, 10)
     assert choose(own.sums(), own, (0.1,), (0, 10), rng) == (0.1, 0)
+
+
+def test_a_deadline_ends_the_choice():
+    z, labels = images(20, 5)
+    own = Images(z, labels, np.arange(20), CLASSES)
+    with pytest.raises(DeadlineError):
+        choose(own.sums(), own, (0.1, 1.0), (0,), np.random.default_rng(0), deadline=0.0)
 
 
 def test_the_choice_never_sees_a_patient_in_both_parts():

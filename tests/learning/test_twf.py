@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from learning.errors import DivergedError, ModelError
+from learning.errors import DeadlineError, DivergedError, ModelError
 from learning.export import save_model
 from learning.learners.plain import Received
 from learning.learners.twf import TwF, halve
@@ -273,13 +273,16 @@ def test_masks_of_the_tasks_images_are_those_of_the_gates_at_the_end_of_a_visit(
 
 
 @pytest.mark.parametrize("side", [8, 16])
-def test_the_memory_of_a_visit_counts_the_masks(side):
+def test_the_memory_of_a_visit_counts_masks_and_gates(side):
     architecture = Architecture("cnn", 1, side, side, 3)
     samples = Samples(torch.zeros(4, 1, side, side, dtype=torch.uint8), torch.arange(4) % 3)
     learner = learner_of(TwF, architecture.build(), samples, Received(task=1), **WEIGHTS)
     learner.observe(samples, draws())
     masks = [each for name, each in learner.rehearsal().items() if name.startswith("mask-")]
-    assert sum(each.nbytes for each in masks) == 4 * TwF.bytes_beside(architecture)
+    none, four = (TwF.bytes_beside(architecture, learner.settings, kept) for kept in (0, 4))
+    assert sum(each.nbytes for each in masks) == four - none
+    gates = sum(each.nbytes for each in learner.gates.parameters())
+    assert none == 4 * gates  # as the weights of the network: with gradients and Adam's moments
 
 
 def test_large_maps_are_kept_at_half_their_size():
@@ -347,6 +350,13 @@ def test_a_file_of_another_network_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_teacher_is_trained_until_the_deadline_of_the_message():
+    public = Samples(data(8).images, torch.arange(8) % 2)
+    late = Received(public=public, deadline=0.0)
+    with pytest.raises(DeadlineError):
+        learner_of(TwF, network("cnn"), received=late, twf__teacher="public:/x.npz", **WEIGHTS)
+
+
 def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
     """It has learned the archive's classes, of which there may be others than the hospital's."""
     public = Samples(data(40).images, torch.arange(40) % 2 * 7 + 3)

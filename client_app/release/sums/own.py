@@ -22,6 +22,7 @@ from torch import Tensor
 
 from audit.membership import exceeds
 from audit.sums import Features, Moments, audit_sums
+from client_app.authority.limits import check_disk
 from client_app.authority.privacy_account import Spent, noise_for, require_delta
 from client_app.datasets import LocalData
 from client_app.request import Request
@@ -76,12 +77,15 @@ class OwnSums:
         """Prepare the sums of the task, unless they are kept; the figures of their release.
 
         Raises:
-            PolicyError: They may not leave.
+            PolicyError: They may not leave, or the store would be too large.
             SettingsError: δ is too large for the number of patients.
+            DeadlineError: The deadline has passed.
         """
         place = f"sums/{self.request.order.task}"
         if not (kept := self.run.load(place)):
             exact = self.images.sums()
+            # Also for the noise, whose ε is spent before it is drawn
+            self.check_disk(exact, 2 + (self.settings.epsilon > 0))
             sent = large = exact.select(self._large_classes)
             kept = {f"exact-{name}": array for name, array in exact.arrays().items()}
             if self.settings.epsilon:
@@ -95,6 +99,11 @@ class OwnSums:
         self._uphold()
         # Also at a repeated visit: a server that was killed has lost the first answer.
         return {SPENT: float(kept[SPENT])} if SPENT in kept else {}
+
+    def check_disk(self, sums: Sums, copies: int = 1) -> None:
+        """Raise a `PolicyError` if so many sums of this size would make the store too large."""
+        size = sum(array.nbytes for array in sums.arrays().values())
+        check_disk(self.hospital.machine, self.hospital.store.folder.parent, copies * size)
 
     def load_kept(self) -> tuple[Sums, Sums]:
         """The sums of all tasks so far, times the factor: as they leave, and exact."""
@@ -176,6 +185,7 @@ class OwnSums:
                 Features(held_out, test.labels.cpu(), of_test, none),
                 rng_for(self.hospital.settings.seed, "attack", hospital=self.hospital.name),
                 (SHARES["firsts"], SHARES["seconds"]),
+                self.request.clock.deadline,
             )
         certain = (leak.high for leak in report.leaks if exceeds(leak, 0))
         leak = max(certain, default=0.0 if report.leaks else 1.0)

@@ -37,8 +37,10 @@ def visit_ring(request: Request) -> Message:
 
     Raises:
         ParcelError: The parcel is of no ring, or of another one.
-        PolicyError: The sums may not leave, or the ring has too few hospitals.
+        PolicyError: The sums may not leave, the ring has too few hospitals, or the store would be
+            too large.
         SettingsError: δ is too large for the number of patients.
+        DeadlineError: The deadline has passed.
     """
     visit = RingVisit(request)
     legs = {ADD: visit.add, CLOSE: visit.close, HOME: visit.solve_at_home}
@@ -81,6 +83,7 @@ class RingVisit:
         figures = self.own.release()
         sent, exact = self.own.load_kept()
         if self.begins:
+            self.own.check_disk(sent)
             self.sums = random_mask(sent)
             self.run.save(self._mask, self.sums.arrays())
         self.sums = self._arrived_sums(sent) + sent
@@ -148,7 +151,8 @@ class RingVisit:
         settings, hospital = self.own.settings, self.request.hospital
         rng = rng_for(hospital.settings.seed, "folds", hospital=hospital.name)
         ridges = [settings.ridge] if settings.ridge else RIDGES
-        return choose(others, self.own.all_images, ridges, kappas, rng, noise)
+        images, deadline = self.own.all_images, self.request.clock.deadline
+        return choose(others, images, ridges, kappas, rng, noise, deadline)
 
     def _set(self, head: Head | None) -> None:
         """Give the network a classifier of d' features; None = weights of 0."""
