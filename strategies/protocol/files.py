@@ -77,13 +77,19 @@ def make_private(folder: Path) -> None:
     """Make a folder for keys, and its missing parents, for this user alone.
 
     The topmost new folder gets a .gitignore. The documentation has servers and hospitals in
-    ~/fedhandoff, which may also be a clone of this repository.
+    ~/fedhandoff, which may also be a clone of this repository. Without its .gitignore no new folder
+    stays.
     """
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(new):
         each.mkdir(mode=0o700, exist_ok=True)
-    if new:
-        (new[-1] / ".gitignore").write_text("*\n", encoding="utf-8")
+        if each == new[-1]:
+            try:
+                write_whole(each / ".gitignore", "*\n")
+            except OSError:
+                with suppress(OSError):  # another process may use it
+                    each.rmdir()
+                raise
 
 
 class FileError(ValueError):

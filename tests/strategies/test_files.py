@@ -11,6 +11,7 @@ import pytest
 from strategies.protocol.files import (
     is_locked,
     lock_once,
+    make_private,
     read_text,
     replacing,
     write_new,
@@ -77,6 +78,20 @@ def test_a_full_disk_is_named_with_the_file_and_leaves_no_part(write, tmp_path):
         signal.signal(signal.SIGXFSZ, before)
     assert error.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_full_disk_no_folder_stays_without_its_gitignore(tmp_path):
+    """The next attempt would not write it: keys could get into Git."""
+    limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "a" / ".gitignore"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"a/\.gitignore"):
+            make_private(tmp_path / "a" / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    make_private(tmp_path / "a" / "b")
+    assert ignored.read_text() == "*\n"
 
 
 def test_who_only_looks_at_a_lock_stands_in_nobodys_way(tmp_path):
