@@ -1,5 +1,6 @@
 """All commands of `fedhandoff`, and the run of one of them."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -13,6 +14,7 @@ from click.exceptions import NoArgsIsHelpError
 from cli import INTERRUPTED, authority, hospital, models, runs, server
 from strategies.protocol.code import app_version
 from strategies.protocol.console import Console
+from strategies.protocol.files import reason_of
 from strategies.protocol.text import Screen
 
 typer.core.HAS_RICH = False  # plain help: `Screen` would show colours as text
@@ -55,6 +57,18 @@ def run(words: Sequence[str]) -> int:
     """
     Screen.install()
     Console.install()
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except OSError as error:  # `Command` names all others
+        reason = f"the output cannot be written ({reason_of(error)})"
+        print(f"fedhandoff: {reason}: send it to another place.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again
+        status = 2
+    return status
+
+
+def _run(words: Sequence[str]) -> int:
     try:
         status = app(words, prog_name="fedhandoff", standalone_mode=False, obj=words)
     except NoArgsIsHelpError as error:

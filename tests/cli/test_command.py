@@ -332,6 +332,26 @@ def test_output_that_nobody_reads_ends_no_command(output, tmp_path):
     assert (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", ["--help", "", "--version", "hospital", "hospital --help", "check"]
+)
+def test_output_that_cannot_be_written_is_named_in_one_line(words, unbuffered):
+    """With a buffer Python writes it only as the process ends."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cli", *words.split()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "No space left on device" in done.stderr
+
+
 def test_help_and_completion_import_no_other_package():
     """They answer at once: torch alone takes seconds."""
     code = (
