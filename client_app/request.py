@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -29,9 +29,9 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
 
-@cache
+@lru_cache(maxsize=1024)  # a server chooses some of the texts
 def log_once(text: str) -> None:
-    """Write a text into the hospital's own log, once per process."""
+    """Write a text into the hospital's own log, once per process unless many others follow."""
     logging.getLogger("flwr").info(text)
 
 

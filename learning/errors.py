@@ -2,7 +2,7 @@
 
 import logging
 import time
-from functools import cache
+from functools import lru_cache
 
 
 class ModelError(ValueError):
@@ -23,7 +23,7 @@ def check_deadline(deadline: float, work: str) -> None:
         raise DeadlineError(f"{work} took longer than allowed (hop-timeout).")
 
 
-@cache
+@lru_cache(maxsize=1024)  # a server chooses some of the texts
 def warn_once(text: str) -> None:
-    """Log a warning, once per process."""
+    """Log a warning, once per process unless many others follow."""
     logging.getLogger("flwr").warning(text)

@@ -383,6 +383,22 @@ def test_top_level_folders_are_those_of_the_design():
     assert tracked <= known
 
 
+# Their keys are types and files of the app, or the plan of a server.
+WITHOUT_LIMIT = {"_fields_of", "_read_defaults", "_read"}
+
+
+def test_what_a_process_remembers_has_a_limit():
+    """A server chooses settings and texts, and a hospital's resident process stays for days."""
+    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+    found = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and node.args.args
+        if {"cache", "lru_cache(maxsize=None)"} & {*map(ast.unparse, node.decorator_list)}
+    }
+    assert found == WITHOUT_LIMIT
+
+
 def test_no_file_is_named_by_the_number_of_its_process():
     """In containers most processes have the number 1, and they may share a volume.
 

@@ -4,7 +4,7 @@ The libraries of networks state both beside the weights. Other scales cost accur
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -92,7 +92,7 @@ def is_exported(source: str) -> bool:
         return True  # the reader of exported models says what is wrong
 
 
-@cache
+@lru_cache(maxsize=64)
 def _published_preprocessing(model: str) -> Preprocessing | None:
     """The preprocessing of the weights that a library publishes for a network."""
     if model.startswith(TIMM):

@@ -4,7 +4,7 @@ The import takes seconds, so it waits until such a model is used. Nothing is dow
 """
 
 import difflib
-from functools import cache
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TIMM = "timm:"  # the start of a model's name
 
 
-@cache
+@lru_cache(maxsize=64)
 def timm_config(name: str) -> Any:
     """Timm's `PretrainedCfg` of a model, such as "timm:resnet18": its weights and their images.
 

@@ -8,7 +8,7 @@ FedSpace, arXiv:2304.03626).
 """
 
 from collections.abc import Iterable
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -45,16 +45,24 @@ def _rounds_before(settings: Settings, server_round: int) -> int:
 def _tasks_until(settings: Settings, server_round: int, hospital: str) -> list[int]:
     """The tasks of a hospital until a round, in order; each has one round or more."""
     rounds = _rounds_before(settings, server_round)
-    order, ends = _stream(settings, hospital)
+    order, ends = _stream(
+        settings.seed,
+        settings.tasks,
+        settings.task_spread,
+        settings.task_order == "shuffled",
+        settings.num_server_rounds,
+        hospital,
+    )
     return order[: 1 + sum(end <= rounds for end in ends[:-1])]
 
 
-@cache
-def _stream(settings: Settings, hospital: str) -> tuple[list[int], list[float]]:
+@lru_cache(maxsize=32)  # of numbers alone: a server chooses settings, of any size
+def _stream(
+    seed: int, tasks: int, spread: float, shuffled: bool, rounds: int, hospital: str
+) -> tuple[list[int], list[float]]:
     """A hospital's tasks in their order, and the number of rounds after which each ends."""
-    tasks, spread = settings.tasks, settings.task_spread
-    rng = rng_for(settings.seed, "stream", hospital=hospital)
-    order = 1 + (rng.permutation(tasks) if settings.task_order == "shuffled" else np.arange(tasks))
+    rng = rng_for(seed, "stream", hospital=hospital)
+    order = 1 + (rng.permutation(tasks) if shuffled else np.arange(tasks))
     shares = rng.permutation(np.linspace(1 - spread, 1 + spread, tasks))
-    ends = np.cumsum(shares) * settings.num_server_rounds / tasks
+    ends = np.cumsum(shares) * rounds / tasks
     return order.tolist(), ends.round(9).tolist()
