@@ -14,9 +14,7 @@ import PIL.Image
 from numpy.typing import NDArray
 
 from client_app.datasets.image import (
-    MAX_PIXELS,
     SEVERAL,
-    TOO_LARGE,
     Header,
     Opened,
     UnusableImage,
@@ -34,8 +32,9 @@ PRIMARIES = ("Red", "Green", "Blue")
 # Modalities without an image. Some of these files claim to be an image.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
 JPEG = b"\xff\xd8"
-# A marker of JPEG or JPEG-LS (SOF), the segment's length, the precision; height and width follow
-START_OF_FRAME = re.compile(rb"(?s)\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7].{3}(.{4})")
+# A marker of JPEG or JPEG-LS (SOF), the segment's length, the precision; height, width and number
+# of samples follow
+START_OF_FRAME = re.compile(rb"(?s)\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7].{3}(.{5})")
 # Start and size of JPEG 2000, then its coding style (COD), with 1 if it transforms colours itself
 COLOURS = re.compile(rb"(?s)\xff\x4f\xff\x51.*?\xff\x52.{6}(.)")
 NO_FIT = (
@@ -165,17 +164,18 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
         named = dataset.PhotometricInterpretation in ("YBR_FULL", "YBR_FULL_422")
         if named and (found := COLOURS.search(frame)) and found[1] == b"\x01":
             raise UnusableImage(NO_FIT)
+        described = (dataset.Rows, dataset.Columns, dataset.SamplesPerPixel)
         try:
             within = PIL.Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000"))
-            if within.width * within.height > MAX_PIXELS:
-                raise UnusableImage(TOO_LARGE)
+            fits = (within.height, within.width, len(within.getbands())) == described
         except PIL.UnidentifiedImageError:  # Pillow does not know RLE and JPEG-LS
-            size = struct.pack(">HH", dataset.Rows, dataset.Columns)
-            if frame.startswith(JPEG) and {*START_OF_FRAME.findall(frame)} != {size}:
-                raise UnusableImage(
-                    "is DICOM with another height or width than its Rows and Columns say: export "
-                    "it again"
-                ) from None
+            found = {*START_OF_FRAME.findall(frame)}
+            fits = not frame.startswith(JPEG) or found == {struct.pack(">HHB", *described)}
+        if not fits:
+            raise UnusableImage(
+                "is DICOM with another height, width or number of samples than its Rows, Columns "
+                "and Samples per Pixel say: export it again"
+            )
     colour = dataset.PhotometricInterpretation  # of the file; decoding changes YBR to RGB
     stored = dataset.pixel_array  # [H, W] or [H, W, 3]
     if stored.ndim != (3 if dataset.SamplesPerPixel == 3 else 2):  # frames without their number

@@ -918,6 +918,18 @@ def test_the_files_of_pydicom(read, monkeypatch):
     assert not log.buffer
 
 
+def compressed(frame, syntax, pixels=COLOURS, **tags):
+    """DICOM with a compressed frame, and the attributes of `pixels`."""
+    pydicom = pytest.importorskip("pydicom")
+    dataset = pydicom.dcmread(io.BytesIO(dicom(pixels, **tags)))
+    dataset.file_meta.TransferSyntaxUID = getattr(pydicom.uid, syntax)
+    dataset.PixelData = pydicom.encaps.encapsulate([frame])
+    dataset["PixelData"].is_undefined_length = True
+    stream = io.BytesIO()
+    pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
+    return stream.getvalue()
+
+
 def test_bombs_within_dicom(refused):
     """A JPEG 2000 of which the header of DICOM does not say that it has 25 000 x 25 000 pixels."""
     pytest.importorskip("pydicom")
@@ -930,17 +942,47 @@ def test_bombs_within_dicom(refused):
     refused(content, f"^has more than {MAX_PIXELS} pixels$", by_header=False)
 
 
-@pytest.mark.parametrize("size", [(12_000, 12_000), (0, 0), (64, 32), (32, 64)])
-def test_jpeg_ls_of_another_size_is_not_decoded(size, refused, monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "samples"), [((12_000, 12_000), 1), ((0, 0), 1), ((64, 32), 1), ((64, 64), 3)]
+)
+def test_jpeg_ls_of_another_size_is_not_decoded(size, samples, refused, monkeypatch):
     pydicom = pytest.importorskip("pydicom")
     content = shipped()["MR_small_jpeg_ls_lossless.dcm"]
     height, width = (side.to_bytes(2, "big") for side in size)
     place = content.index(b"\xff\xf7") + 5
-    assert content[place : place + 4] == bytes([0, 64, 0, 64])
-    content = content[:place] + height + width + content[place + 4 :]
+    assert content[place : place + 5] == bytes([0, 64, 0, 64, 1])
+    content = content[:place] + height + width + bytes([samples]) + content[place + 5 :]
     monkeypatch.setattr(pydicom.Dataset, "pixel_array", None)
 
-    refused(content, "^is DICOM with another height or width than its Rows", by_header=False)
+    refused(content, "^is DICOM with another height, width or number", by_header=False)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "kind", "options"),
+    [
+        ("JPEGBaseline8Bit", "JPEG", {"quality": 95}),
+        ("JPEG2000Lossless", "JPEG2000", {"no_jp2": True}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("stored", "described"),
+    [
+        ((8, 32), (32, 8)),
+        ((8, 32), (16, 16)),
+        ((8, 32), (8, 16)),
+        ((8, 32), (16, 32)),
+        ((16, 16, 3), (48, 16)),
+        ((48, 16), (16, 16, 3)),
+    ],
+)
+def test_frames_that_are_not_as_described_are_refused(
+    stored, described, syntax, kind, options, refused
+):
+    """Most of these have as many samples as described, which pydicom would take for an image."""
+    frame = saved(np.zeros(stored, np.uint8), kind, **options)
+    content = compressed(frame, syntax, np.zeros(described, np.uint8))
+
+    refused(content, "^is DICOM with another height, width or number of samples", by_header=False)
 
 
 @pytest.mark.parametrize("transformed", [0, 1])
