@@ -168,6 +168,10 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
         try:
             within = PIL.Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000"))
             fits = (within.height, within.width, len(within.getbands())) == described
+            transform = within.info.get("adobe_transform")
+            if transform in (0, 1) and "jfif" not in within.info and within.mode == "RGB":
+                # Other readers of JPEG follow Adobe's marker, too. pydicom 3.0 only follows JFIF's.
+                dataset.PhotometricInterpretation = "YBR_FULL" if transform else "RGB"
         except PIL.UnidentifiedImageError:  # Pillow does not know RLE and JPEG-LS
             found = {*START_OF_FRAME.findall(frame)}
             fits = not frame.startswith(JPEG) or found == {struct.pack(">HHB", *described)}

@@ -985,6 +985,25 @@ def test_frames_that_are_not_as_described_are_refused(
     refused(content, "^is DICOM with another height, width or number of samples", by_header=False)
 
 
+@pytest.mark.parametrize(("marker", "transformed"), [("JFIF", 1), ("Adobe", 0), ("Adobe", 1)])
+@pytest.mark.parametrize("colour", ["YBR_FULL", "YBR_FULL_422", "RGB"])
+def test_a_jpeg_s_own_word_on_its_colours_counts(colour, marker, transformed, read):
+    """Whatever the attributes say. Adobe's marker ends with 0 for RGB, or with 1 for YCbCr."""
+    picture = np.full((16, 16, 3), (200, 60, 20), np.uint8)
+    frame = saved(picture, "JPEG", quality=98, keep_rgb=not transformed)
+    if marker == "Adobe" and transformed:
+        segment = b"\xff\xee\0\x0eAdobe\0d\0\0\0\0\1"
+        assert frame[2:11] == b"\xff\xe0\0\x10JFIF\0"
+        frame = frame[:2] + segment + frame[20:]
+    elif not transformed:  # the numbers of the components name no colours, either
+        frame = frame.replace(b"R\x11\0G\x11\0B\x11\0", b"\1\x11\0\2\x11\0\3\x11\0")
+        frame = frame.replace(b"\3R\0G\0B\0\0?\0", b"\3\1\0\2\0\3\0\0?\0")
+    tags = {"PhotometricInterpretation": colour}
+    pixels = read(compressed(frame, "JPEGBaseline8Bit", picture, **tags))[1]
+
+    assert np.abs(pixels[:, 8, 8] - np.array([200, 60, 20])).max() <= 2
+
+
 @pytest.mark.parametrize("transformed", [0, 1])
 @pytest.mark.parametrize("colour", ["YBR_FULL", "YBR_FULL_422", "YBR_RCT", "RGB"])
 def test_jpeg_2000_that_transforms_colours_itself(colour, transformed, read, refused):
