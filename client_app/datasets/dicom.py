@@ -35,6 +35,8 @@ JPEG = b"\xff\xd8"
 # A marker of JPEG or JPEG-LS (SOF), the segment's length, the precision; height, width and number
 # of samples follow
 START_OF_FRAME = re.compile(rb"(?s)\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf\xf7].{3}(.{5})")
+# Last marker (EOI, EOC) of JPEG, JPEG-LS and JPEG 2000. Start of a scan (SOS) of the former two.
+END, SCAN = b"\xff\xd9", b"\xff\xda"
 # Start and size of JPEG 2000, then its coding style (COD), with 1 if it transforms colours itself
 COLOURS = re.compile(rb"(?s)\xff\x4f\xff\x51.*?\xff\x52.{6}(.)")
 NO_FIT = (
@@ -42,6 +44,7 @@ NO_FIT = (
     "Pixel, Pixel Representation or compression: export it uncompressed"
 )
 NO_PICTURE = "is DICOM that holds no picture"
+CUT_OFF = "is DICOM that ends before its pixels do: copy or export it again"
 
 
 def open_dicom(stream: IO[bytes]) -> Opened:
@@ -91,7 +94,7 @@ def _check_picture(dataset: Any, pixels: bytes, modality: str) -> None:
     if not pixels or "Rows" not in dataset or modality in ("SEG", "RTDOSE"):
         about = dataset.get("SOPClassUID") or dataset.file_meta.get("MediaStorageSOPClassUID", "")
         if "Image" in UID(about).name and not WITHOUT_PICTURE.fullmatch(modality):
-            raise UnusableImage("is DICOM that ends before its pixels: copy or export it again")
+            raise UnusableImage(CUT_OFF)
         raise UnusableImage(NO_PICTURE)
     if int(dataset.get("NumberOfFrames") or 1) > 1:
         raise UnusableImage(SEVERAL)
@@ -155,12 +158,22 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
     import pydicom
     from pydicom.encaps import get_frame
     from pydicom.pixels.processing import apply_color_lut
+    from pydicom.pixels.utils import get_expected_length
+    from pydicom.uid import RLELossless
 
     stream.seek(0)
     dataset = pydicom.dcmread(stream, force=True)
     dataset.file_meta.TransferSyntaxUID = syntax
+    length = max(
+        len(dataset.get(f"{kind}PixelData") or b"") for kind in ("", "Float", "DoubleFloat")
+    )
+    if length < (1 if syntax.is_encapsulated else get_expected_length(dataset)):
+        raise UnusableImage(CUT_OFF)
     if syntax.is_encapsulated:  # the picture may be far larger than the header claims
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
+        # Some decoders invent the pixels that are missing.
+        if syntax != RLELossless and frame.rfind(END) <= frame.rfind(SCAN):
+            raise UnusableImage(CUT_OFF)
         named = dataset.PhotometricInterpretation in ("YBR_FULL", "YBR_FULL_422")
         if named and (found := COLOURS.search(frame)) and found[1] == b"\x01":
             raise UnusableImage(NO_FIT)

@@ -779,7 +779,7 @@ def test_frames_without_their_number_are_refused(colours, refused):
     ("tags", "reason"),
     [
         ({"NumberOfFrames": 2}, "^has several frames or pages"),
-        ({"PixelData": None}, "^is DICOM that ends before its pixels: copy or export it again$"),
+        ({"PixelData": None}, "^is DICOM that ends before its pixels do: copy or export it again$"),
         ({"Rows": None}, "^is DICOM that ends before its pixels"),
         ({"Rows": 0}, "^has a width or height of 0: copy or export it again$"),
         ({"Rows": 60_000, "Columns": 60_000}, f"^has more than {MAX_PIXELS} pixels$"),
@@ -1023,6 +1023,55 @@ def test_jpeg_2000_that_transforms_colours_itself(colour, transformed, read, ref
         assert (read(stream.getvalue())[1] == COLOURS.transpose(2, 0, 1)).all()
     else:
         read(stream.getvalue())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize(
+    ("syntax", "kind", "options"),
+    [
+        ("JPEGBaseline8Bit", "JPEG", {"quality": 95}),
+        ("JPEGBaseline8Bit", "JPEG", {"quality": 95, "progressive": True}),
+        ("JPEG2000Lossless", "JPEG2000", {"no_jp2": True}),
+        ("JPEGLSLossless", "", {}),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_frames_that_end_too_early_are_refused(
+    channels, syntax, kind, options, share, read, refused
+):
+    """In a file that is whole. Of a grey JPEG the decoder would invent the other pixels."""
+    pydicom = pytest.importorskip("pydicom")
+    values = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    if kind:
+        pixels = values if channels == 3 else values[..., 0]
+        frame = saved(pixels, kind, **options)
+    else:
+        name = "SC_rgb_jls_lossy_line.dcm" if channels == 3 else "JPEGLSNearLossless_08.dcm"
+        dataset = pydicom.dcmread(io.BytesIO(shipped()[name]))
+        pixels = np.zeros(dataset.pixel_array.shape, np.uint8)
+        frame = pydicom.encaps.get_frame(dataset.PixelData, 0, number_of_frames=1)
+    read(compressed(frame, syntax, pixels))
+    for filling in (b"", bytes(10)):
+        read(compressed(frame + filling, syntax, pixels))
+        cut = frame[: int(len(frame) * share)] + filling
+        reason = "^is DICOM that ends before its pixels do: copy or export it again$"
+        refused(compressed(cut, syntax, pixels), reason, by_header=False)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_dicom_that_was_cut_off_is_refused(share, refused):
+    pytest.importorskip("pydicom")
+    frame = saved(COLOURS, "JPEG")
+    names = "MR_small", "MR_small_RLE", "MR_small_jpeg_ls_lossless", "MR_small_jp2klossless"
+    contents = [shipped()[f"{name}.dcm"] for name in (*names, "SC_rgb_small_odd_jpeg")]
+    contents += [dicom(np.zeros((64, 64), np.uint16)), compressed(frame, "JPEGBaseline8Bit")]
+    floats = np.zeros((64, 64), np.float32)
+    none = dict.fromkeys(["PixelData", "BitsStored", "HighBit", "PixelRepresentation"])
+    contents.append(dicom(floats, FloatPixelData=floats.tobytes(), **none))
+    for content in contents:
+        start = content.rindex(b"\xe0\x7f") + 12  # the pixels are last
+        cut = content[: start + int(share * (len(content) - start))]
+        refused(cut, "^is DICOM that ends before its pixels do", by_header=False)
 
 
 def test_computed_tomography(read):
