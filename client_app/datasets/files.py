@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 import numpy as np
 import PIL.Image
@@ -34,7 +34,7 @@ from client_app.datasets.image import (
     stretch,
 )
 from client_app.datasets.nifti import open_nifti
-from client_app.datasets.unread import RAW, format_within
+from client_app.datasets.unread import RAW, TIFF, format_within
 
 # Pillow knows more formats, but it hands some, such as EPS, to other programs.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -154,12 +154,11 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> Opened:
     unzipped.seek(0)
     if start[344:348] == b"n+1\0" or start[4:8] == b"n+2\0":
         opened = open_nifti(unzipped, start, slice_)
-    elif slice_:
-        raise UnusableImage("is not a volume, and has no such slice")
-    elif _is_dicom(start) and not zipped:
-        opened = open_dicom(stream)
     else:
-        opened = _picture(stream, size)
+        dicom = _is_dicom(start) and not zipped
+        opened = open_dicom(stream) if dicom else _picture(stream, size)
+        if slice_:
+            raise UnusableImage("is not a volume, and has no such slice")
     pixels = opened[0].width * opened[0].height
     if not pixels:
         raise UnusableImage("has a width or height of 0: copy or export it again")
@@ -173,7 +172,16 @@ def _picture(stream: IO[bytes], size: int) -> Opened:
         picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
     except PIL.UnidentifiedImageError:
         stream.seek(0)
-        format_ = format_within(stream.read(540))
+        start = stream.read(540)
+        format_ = format_within(start)
+        if format_ == TIFF:  # its directory may be beyond the end
+            order: Literal["little", "big"] = "little" if start[:1] == b"I" else "big"
+            # The place has 8 bytes in a BigTIFF. Then come a number of entries, and 12 bytes each.
+            place = int.from_bytes(start[8:16] if b"+" in start[:4] else start[4:8], order)
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(place)
+            if place + 2 + 12 * int.from_bytes(stream.read(2), order) > end:
+                raise UnusableImage("ends before its pixels do: copy it again") from None
         raise UnusableImage(str(format_ or "is not an image file that can be read here")) from None
     # Telephones append thumbnails to a JPEG. Pillow calls such a file MPO.
     kind = "JPEG" if picture.format == "MPO" else str(picture.format)

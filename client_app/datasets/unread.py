@@ -37,6 +37,12 @@ RAW = Format(
     AS_IMAGE,
     rb".{4}ftypcrx|FUJIFILMCCD|IIR[OS]|MMOR|IIU\0",
 )
+TIFF = Format(
+    "this kind of TIFF",
+    "",
+    "save images as TIFF of 8 or 16 bits, or as PNG",
+    rb"II[*+]\0|MM\0[*+]",
+)
 FORMATS = (
     RAW,
     Format("HEIC", "heic heif hif", AS_IMAGE, rb".{4}ftyp(he[iv]|mif1|msf1)"),
@@ -50,12 +56,7 @@ FORMATS = (
     Format("MGH", "mgh mgz", AS_NIFTI),
     Format("ANALYZE or NIfTI in two files", "hdr", AS_NIFTI, rb"\x5c\x01\0\0|\0\0\x01\x5c"),
     Format("array", "npy npz mat h5 hdf5", AS_IMAGE, rb"\x93NUMPY|MATLAB|\x89HDF"),
-    Format(
-        "this kind of TIFF",
-        "",
-        "save images as TIFF of 8 or 16 bits, or as PNG",
-        rb"II[*+]\0|MM\0[*+]",
-    ),
+    TIFF,
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
     Format(
         "table",

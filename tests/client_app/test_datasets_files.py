@@ -365,6 +365,22 @@ def test_large_images_give_no_warning(refused):
     refused(bmp(10_000, 9_000), f"^has more than {MAX_PIXELS} pixels$")
 
 
+@pytest.mark.parametrize("slice_", [None, 0, 1])
+def test_a_slice_hides_no_other_reason(slice_, refused):
+    refused(b"NRRD0004\n", r"not read here \(NRRD\): save volumes as one NIfTI file each", slice_)
+    refused(b"", "^is not an image file that can be read here$", slice_)
+
+
+@pytest.mark.parametrize("kind", ["tiff_lzw", "tiff_deflate", "packbits"])
+def test_a_tiff_that_was_cut_off_is_not_called_another_kind(kind, refused):
+    """Its directory follows its pixels, and so is missing, whole or in part."""
+    content = saved(np.tile(COLOURS, (20, 20, 1)), "TIFF", compression=kind)
+    directory = int.from_bytes(content[4:8], "little")
+    big = b"II+\0\x08\0\0\0" + (9000).to_bytes(8, "little") + bytes(100)
+    for cut in (content[:8], content[: directory - 9], content[: directory + 30], big):
+        refused(cut, "^ends before its pixels do: copy it again$")
+
+
 def test_only_volumes_have_slices(read, refused):
     assert read(saved(COLOURS), 0)[1].shape == (3, 5, 4)
     for slice_ in (1, -1):
