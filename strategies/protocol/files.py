@@ -246,8 +246,12 @@ def read_table(path: Path, names: Iterable[str] = ()) -> list[tuple[int, list[st
 
     delimiter = named[1] if named else max(",;\t|", key=finds)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows, last = [], 0
     try:
-        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-    except csv.Error as error:
-        raise ValueError(f"line {reader.line_num} is not that of a CSV file ({error}).") from error
+        for row in reader:
+            last = reader.line_num
+            if any(map(str.strip, row)):
+                rows.append((last, row))
+    except csv.Error as error:  # a quote that is not closed takes the file to its end
+        raise ValueError(f"line {last + 1} is not that of a CSV file ({error}).") from error
     return rows[1:] if named else rows

@@ -287,6 +287,7 @@ def test_links_to_a_folder_above_do_not_multiply_the_folders_to_search(manifest)
         ("image,label,Label\nmeier.png,a,b\n", "names 3 columns, and 'label' 2 times"),
         ("image label\nmeier.png a\n", "names 1 columns, and 'image' 0 times"),
         ('image,label\n"meier.png,a\n', "cannot be read. line 2 is not that of a CSV file"),
+        ('image,label\n\n0.png,a\n"meier.png,a\n1.png,b\n2.png,b\n', "line 4 is not that of a CSV"),
         ('image,label\n"meier.png"x,a\n', "cannot be read. line 2 is not that of a CSV file"),
     ],
 )
