@@ -65,6 +65,7 @@ class Listing:
     # unknown kind
     ignored: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)  # about the columns of the manifest
+    labels: set[str] = field(default_factory=set)  # all that the manifest names
 
 
 class _RowError(ValueError):
@@ -162,7 +163,10 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     rows = [(number, _fit(fields, len(names))) for number, fields in rows]
     header = find_columns(names, needed)
     findings = list(check_columns(names, [fields for _, fields in rows], header))
-    listing, folder = Listing(source, findings=findings), source.parent.resolve()
+    whole = [fields for _, fields in rows if len(fields) == len(names) and "label" in header]
+    labels = {fields[header["label"]].strip() for fields in whole} - {""}
+    listing = Listing(source, findings=findings, labels=labels)
+    folder = source.parent.resolve()
     real = cache(realpath)  # without this cache, ten thousand rows take a second
     find = partial(_file, folder, real=real, names_in=cache(_names_in))
     seen: dict[tuple[Path, int], str] = {}

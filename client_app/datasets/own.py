@@ -134,11 +134,11 @@ class Survey:
             yield from check_groups(kinds, len(self.entries), Counter(self.groups))
 
     def _named_classes(self) -> set[str]:
-        """The classes of the listing, and of the folders."""
+        """The classes of the listing, also of rows that cannot be used, and of the folders."""
         source = self.listing.source
         folders = source.iterdir() if source.is_dir() else ()
         names = {each.name for each in folders if each.is_dir() and not is_system(each.name)}
-        return names | {entry.label for entry in self.listing.entries}
+        return names | self.listing.labels | {entry.label for entry in self.listing.entries}
 
     def _split_findings(self) -> Iterator[Finding]:
         """Yield the problems of the split in the manifest."""

@@ -410,6 +410,18 @@ def test_images_that_can_be_used_pass_the_check(site, load, log):
 
 
 @pytest.mark.parametrize(
+    "row", ["no.png,c,", "broken.png,c,", "0.png,c,", "no.png,c,,,", "no.png,c,eval"]
+)
+def test_a_class_without_an_image_that_can_be_used_is_named(row, site, load, log):
+    """Whatever is wrong with its rows: their folder may not have been copied."""
+    folder = site(f"image,label,split\n0.png,a,train\n1.png,b,test\n{row}\nno.png,d,e,f\n,,\n")
+    (folder / "broken.png").write_bytes(b"no image")
+    load(folder, max_quarantined=0.5)
+
+    assert sum(line.startswith("Classes without an image that can be used: 'c'.") for line in log)
+
+
+@pytest.mark.parametrize(
     ("place", "kind"),
     [
         ("krankenhaus", "manifest"),
