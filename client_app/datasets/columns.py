@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 
-from client_app.datasets.findings import NO_VALUE, Finding, list_quoted
+from client_app.datasets.findings import NO_VALUE, UNLABELLED, Finding, list_quoted
 from client_app.errors import DataError
 from strategies.protocol.classes import quote
 from strategies.protocol.names import join_names
@@ -70,7 +70,8 @@ def check_columns(
     ]
     if "group" in header:
         groups, name = column(header["group"]), quote(names[header["group"]])
-        none = sum(not each or bool(re.fullmatch(NO_VALUE, each.casefold())) for each in groups)
+        no_name = re.compile(f"|{NO_VALUE}|{UNLABELLED}")
+        none = sum(bool(no_name.fullmatch(each.casefold())) for each in groups)
         if 0 < none < len(groups):
             yield Finding(
                 "images-without-patient",

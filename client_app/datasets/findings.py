@@ -19,6 +19,7 @@ NO_VALUE = (
     r"|unspecified|missing|not available|tbd|(un|not )labell?ed|unbekannt|k\. ?a\.|\((blank|leer)\)"
     r"|#(n/a|na|nv|value!|wert!|ref!|bezug!|name\?|div/0!|null!|num!|zahl!)"
 )
+UNLABELLED = r"-1(\.0*)?"  # in some tables; in others it is a class
 NO_CLASS = re.compile(
     rf"{NO_VALUE}|((train|test)(ing)?|val(id|idation)?)([ _-]?(set|data|split|images))?|images|img"
 )
@@ -75,6 +76,14 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "Leave out images without a label; give the folder that holds the folders of classes. "
             "If it is a class, rename it, or the run must name all its classes in the setting "
             "'classes'.",
+        )
+    if asked := [n for n in images if re.fullmatch(UNLABELLED, n.strip()) and n not in known]:
+        yield Finding(
+            "class-or-no-label",
+            f"Is {list_quoted(asked)} a class? Some tables write it for images without a label.",
+            "Leave out images without a label. If it is a class, rename it, or the run must name "
+            "all its classes in the setting 'classes'.",
+            "amber",
         )
 
 

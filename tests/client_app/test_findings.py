@@ -58,6 +58,14 @@ def test_names_of_classes_that_are_refused(names, problem, words):
         assert not list(check_classes(images, names))  # the run names them: they are classes
 
 
+@pytest.mark.parametrize("name", ["-1", "-1.0"])
+def test_minus_one_may_be_a_class_or_no_label(name):
+    images = Counter({name: 9, "1": 9})
+    assert repr(name) in said(check_classes(images, ()), "amber")["class-or-no-label"]
+    assert not list(check_classes(images, images))
+    assert not list(check_classes(Counter({"-2": 9, "1": 9}), ()))
+
+
 def test_a_class_is_spelt_as_the_run_names_it():
     (finding,) = check_classes(Counter(Melanoma=9, nevus=9), ["melanoma", "nevus"])
     assert (finding.problem, finding.level) == ("classes-in-two-spellings", "red")
@@ -124,6 +132,7 @@ def test_a_patient_in_several_groups_is_a_question():
         (["", ""], ""),
         (["NA", "NA", "x", ""], "3 of 4"),
         (["unknown", "x"], "1 of 2"),
+        (["-1", "x", "-1.0"], "2 of 3"),
         (["NA7", "x"], ""),
     ],
 )
