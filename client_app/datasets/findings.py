@@ -2,17 +2,21 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from client_app.datasets.image import plain_name
 from strategies.protocol.classes import group_spellings, quote
 from strategies.protocol.may_leave import CARD, MAX_CLASSES
 from strategies.protocol.names import join_names
 
 # More than MANY_CLASSES classes are probably patients, if most have fewer than FEW_IMAGES images.
 MANY_CLASSES, FEW_IMAGES = 20, 5
+# Fewer than FEW_GROUPS groups are perhaps no patients, if most have MANY_IMAGES images or more.
+FEW_GROUPS, MANY_IMAGES = 20, 10
+SHOWN = 5  # names of groups in a sentence
 # Usual entries for "no class", and usual names of folders that are no class.
 NO_VALUE = (
     r"nan|nat|none|\(?null\)?|nil|na|n/a|n\.a\.|<na>|nd|\?+|[-–—]{1,3}|\.|unknown|undefined"
@@ -85,6 +89,54 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "all its classes in the setting 'classes'.",
             "amber",
         )
+
+
+def check_group_names(images: Counter[str]) -> Iterator[Finding]:
+    """Yield questions about the names of groups, from the number of images of each name.
+
+    They quote names of patients, so they are for the preflight's page and not for the log.
+    """
+    patients: dict[str, set[str]] = {}
+    for name in images:
+        patients.setdefault(plain_name(name), set()).add(name)
+    sizes = [sum(images[name] for name in names) for names in patients.values()]
+    if 1 < len(patients) < FEW_GROUPS and median(sizes) >= MANY_IMAGES:
+        yield Finding(
+            "groups-like-classes",
+            f"The subfolders, or the column of groups, name {len(patients)} patients for "
+            f"{sum(sizes)} images. Are {_list_some(sorted(images))} patients?",
+            "All images of one group are either training or test images, and count as one "
+            "patient. If it is no patient, but say a kind of the class, move its images into the "
+            "folder of the class, or remove the column.",
+            "amber",
+        )
+    alike: dict[str, list[str]] = {}
+    for plain, names in sorted(patients.items()):
+        alike.setdefault(_without_typing(plain), []).append(min(names))
+    if pairs := [" and ".join(map(quote, each)) for each in alike.values() if len(each) > 1]:
+        more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+        yield Finding(
+            "patients-in-two-spellings",
+            f"These may be one patient, spelt in several ways: {'; '.join(pairs[:SHOWN])}{more}.",
+            "Give each patient one spelling. Otherwise one patient could have training and test "
+            "images. Spreadsheets remove zeros before a number, or add '.0'.",
+            "amber",
+        )
+
+
+def _without_typing(name: str) -> str:
+    """A name without ".0" at its end, zeros before numbers, and blanks, dashes and underscores.
+
+    Between two numbers one of the latter stays: 1-11 is not 11-1.
+    """
+    name = re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"(?<=\d)\.0+\Z", "", name))
+    return re.sub(r"[\s_-]+", "-", re.sub(r"(?<!\d)[\s_-]+|[\s_-]+(?!\d)", "", name))
+
+
+def _list_some(names: Sequence[str]) -> str:
+    if len(names) <= SHOWN:
+        return list_quoted(names)
+    return f"{', '.join(map(quote, names[:SHOWN]))} and {len(names) - SHOWN} more"
 
 
 def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:

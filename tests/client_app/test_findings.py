@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.datasets.columns import check_columns, find_columns
-from client_app.datasets.findings import check_classes, check_groups
+from client_app.datasets.findings import check_classes, check_group_names, check_groups
 from client_app.datasets.listing import list_manifest
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import text
@@ -64,6 +64,46 @@ def test_minus_one_may_be_a_class_or_no_label(name):
     assert repr(name) in said(check_classes(images, ()), "amber")["class-or-no-label"]
     assert not list(check_classes(images, images))
     assert not list(check_classes(Counter({"-2": 9, "1": 9}), ()))
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        (["1", "001", "2"], "'001' and '1'."),
+        (["1", "1.0", "2.0"], "'1' and '1.0'."),
+        (["P-7", "p_07", "P 7", "p7"], "'P 7' and 'P-7' and 'p7' and 'p_07'."),
+        (["graz-1-2", "graz-1_02"], "'graz-1-2' and 'graz-1_02'."),
+        ([each for number in range(7) for each in (f"{number}", f"0{number}")], ", and 2 more."),
+        (["1-11", "11-1", "10", "100", "0", "1.5", "1.05", "a0", "a00b", "p7", "P7", "x"], ""),
+    ],
+)
+def test_patients_that_may_be_one_are_a_question(names, pairs):
+    text = said(check_group_names(Counter(names)), "amber").get("patients-in-two-spellings", "")
+    assert text.endswith(pairs)
+    assert bool(text) == bool(pairs)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked"),
+    [
+        ([14] * 6, True),
+        ([10, 10, 1], True),
+        ([10] * 19, True),
+        ([10] * 20, False),
+        ([9] * 6, False),
+        ([10, 1, 1], False),
+        ([99], False),
+        ([], False),
+    ],
+)
+def test_few_groups_of_many_images_may_be_classes(sizes, asked):
+    """Such as malignant/melanoma and malignant/bcc. One group alone is another finding."""
+    images = Counter({f"{number} x": size for number, size in enumerate(sizes)})
+    text = said(check_group_names(images), "amber").get("groups-like-classes", "")
+    assert bool(text) == asked
+    if sizes == [14] * 6:
+        assert "name 6 patients for 84 images. Are '0 x', '1 x'" in text
+        assert "'4 x' and 1 more patients?" in text
 
 
 def test_a_class_is_spelt_as_the_run_names_it():

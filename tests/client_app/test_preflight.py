@@ -186,6 +186,18 @@ def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     assert card.findings[0].advice == "Save images as JPEG, PNG or TIFF."
 
 
+@pytest.mark.parametrize(("each", "asked"), [(8, False), (10, True)])
+def test_subfolders_that_may_be_kinds_of_a_class_are_a_question(each, asked, tmp_path):
+    values = iter(np.random.default_rng(0).integers(0, 256, (99, 16, 16), dtype=np.uint8))
+    for place in ("malignant/melanoma", "malignant/bcc", "benign/nevus", "benign/naevus"):
+        (tmp_path / "data" / place).mkdir(parents=True)
+        for number in range(each):
+            PIL.Image.fromarray(next(values)).save(tmp_path / "data" / place / f"{number}.png")
+    card = card_of(tmp_path / "data", tmp_path)[0]
+    assert card.groups == 4
+    assert ("groups-like-classes" in problems(card, "amber")) == asked
+
+
 @pytest.mark.parametrize("name", ["labels.csv", "list.TSV", "images.xlsx"])
 def test_a_table_that_is_no_manifest_is_a_question(name, folder, tmp_path):
     (folder / name).touch()

@@ -20,7 +20,7 @@ from torch.nn import functional
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import known_images
-from client_app.datasets.findings import Finding, list_quoted
+from client_app.datasets.findings import Finding, check_group_names, list_quoted
 from client_app.datasets.listing import Entry, Unusable
 from client_app.datasets.own import Survey, survey
 from client_app.datasets.pool import Indices, Pool, are_too_few, are_too_many
@@ -177,6 +177,7 @@ def examine(
         text = "No patients or groups of images are named."
         advice = "If a patient has several images, name patients: column 'patient', or subfolders."
         findings.append(Finding("no-groups", text, advice, "note"))
+    findings.extend(check_group_names(Counter(each.group for each in found.entries if each.group)))
     findings.extend(_doubts(card, settings))
     if card.verdict != "red":
         findings.extend(rehearse(hospital, settings, store, policy))
