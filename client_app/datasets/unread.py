@@ -9,7 +9,8 @@ REPORTS = "DICOM files without a picture, such as reports"
 _SYSTEM = re.compile(
     r"\..*|~\$.*|@eadir|synophoto_thumb_.*|@recycle|@recently-snapshot|#recycle|#snapshot|~snapshot"
     r"|\$recycle\.bin|recycler|system volume information|lost\+found|found\.\d{3}|__macosx"
-    r"|(eh)?thumbs\.db.*|desktop\.ini|icon\r|dicomdir|autorun\.inf",
+    r"|(eh)?thumbs\.db.*|desktop\.ini|icon\r|dicomdir|autorun\.inf"
+    r"|network trash folder|temporary items|thevolumesettingsfolder|@transcode",
     re.IGNORECASE,
 )
 
@@ -49,8 +50,9 @@ FORMATS = (
     Format("JPEG XL", "jxl", AS_IMAGE, rb"\xff\x0a|\0{3}\x0cJXL "),
     Format("Photoshop", "psd psb", AS_IMAGE, b"8BPS"),
     Format(
-        "whole slide", "svs ndpi mrxs scn vms vmu bif czi vsi", "save regions of slides as TIFF"
+        "whole slide", "svs ndpi mrxs scn vms vmu bif isyntax", "save regions of slides as TIFF"
     ),
+    Format("microscope", "czi lif nd2 oib oif vsi", "save regions of images as TIFF"),
     Format("NRRD", "nrrd nhdr", AS_NIFTI, b"NRRD"),
     Format("MetaImage", "mha mhd", AS_NIFTI, b"ObjectType|NDims"),
     Format("MGH", "mgh mgz", AS_NIFTI),
@@ -60,7 +62,7 @@ FORMATS = (
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
     Format(
         "table",
-        "csv tsv xls xlsx ods",
+        "csv tsv xls xlsm xlsx ods",
         "if one lists the images, save it as manifest.csv in the folder of all images",
     ),
     Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
@@ -71,7 +73,10 @@ FORMATS = (
         rb".{4}ftyp(?!avi)|RIFF.{4}AVI |\x1aE\xdf\xa3|\0\0\x01[\xb3\xba]|0&\xb2u",
     ),
     Format(
-        "archive", "zip rar 7z tar gz", "unpack archives", rb"PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b"
+        "archive",
+        "zip rar 7z tar gz tgz bz2 xz",
+        "unpack archives",
+        rb"PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b|BZh|\xfd7zXZ",
     ),
 )
 

@@ -1,8 +1,10 @@
 """Image files that libraries write here, those that pydicom ships, and broken ones."""
 
+import bz2
 import gzip
 import io
 import logging
+import lzma
 import struct
 import sys
 import warnings
@@ -314,6 +316,8 @@ def test_other_files_are_no_images(content, refused):
         (b'<?xml version="1.0"?>\n<svg xmlns="meier">', "drawing"),
         (b"PK\3\4\n\0", "archive"),
         (gzip.compress(b"meier", mtime=0), "archive"),
+        (bz2.compress(b"meier"), "archive"),
+        (lzma.compress(b"meier"), "archive"),
     ],
 )
 def test_formats_that_are_not_read_are_named(content, name, refused):

@@ -400,6 +400,7 @@ def test_suffixes_in_any_case_are_images(name, tree):
             ".@__thumb/1.jpg",
         ),
         *("$RECYCLE.BIN/1.png", "System Volume Information/1.png", "lost+found/1.png"),
+        *("Network Trash Folder/1.png", "Temporary Items/1.png", "@Transcode/1.png"),
         *(".AppleDouble/1.png", "__MACOSX/1.png", "._1.png", ".nfs000001.png", ".~lock.1.png#"),
         *("Thumbs.db", "THUMBS.DB", "desktop.ini", ".DS_Store", "~$1.png", "DICOMDIR"),
     ],
@@ -416,6 +417,19 @@ def test_a_folder_of_nothing_but_formats_that_are_not_read(tree):
     with pytest.raises(DataError, match=r"one for each class\.$") as error:
         list_folder(str(tree("a/0.HEIC", "b/1.heif", "b/2.pdf")))
     assert error.value.own == "Its files are in formats that are not read here (HEIC, PDF)."
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((f"1.{end}", "archive") for end in ("zip", "tgz", "tar.bz2", "tar.xz")),
+        *((f"1.{end}", "microscope") for end in ("lif", "nd2", "czi")),
+        ("1.isyntax", "whole slide"),
+        ("1.xlsm", "table"),
+    ],
+)
+def test_formats_that_are_not_read_are_named_by_the_suffix(name, kind, tree):
+    assert list_folder(str(tree("a/0.png", f"a/{name}"))).ignored == {kind: 1}
 
 
 @pytest.mark.parametrize(

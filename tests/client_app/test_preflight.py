@@ -186,6 +186,17 @@ def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     assert card.findings[0].advice == "Save images as JPEG, PNG or TIFF."
 
 
+@pytest.mark.parametrize(
+    ("unknown", "allowed", "verdict"), [(2, 0.05, "green"), (3, 0.05, "amber"), (80, 0.8, "green")]
+)
+def test_many_files_of_an_unknown_kind_are_a_question(unknown, allowed, verdict, folder, tmp_path):
+    """Of 40 images and 3 other files 7 % are not read: JPEGs without a suffix, for example."""
+    for number in range(unknown):
+        (folder / "a" / f"IMG{number}").write_bytes(b"\xff\xd8\xff")
+    card = card_of(folder, tmp_path, max_quarantined=allowed)[0]
+    assert (card.verdict, card.images, card.ignored) == (verdict, 40, {"": unknown})
+
+
 @pytest.mark.parametrize(("each", "asked"), [(8, False), (10, True)])
 def test_subfolders_that_may_be_kinds_of_a_class_are_a_question(each, asked, tmp_path):
     values = iter(np.random.default_rng(0).integers(0, 256, (99, 16, 16), dtype=np.uint8))

@@ -292,11 +292,13 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         if count and problem not in known:
             text, advice = DOUBTS[problem]
             yield Finding(problem, text.format(count, fewest=fewest), advice, "amber")
+    files = card.images + len(card.unusable) + card.ignored.get("", 0)
     for what, count in card.ignored.items():
-        yield Finding("ignored-files", *_ignored_files(what, count))
+        many = are_too_many(count, files, settings.max_quarantined)
+        yield Finding("ignored-files", *_ignored_files(what, count, many))
 
 
-def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "note"]]:
+def _ignored_files(what: str, count: int, many: bool) -> tuple[str, str, Literal["amber", "note"]]:
     """Text, advice and level of a finding about files that are no images."""
     if format_ := next((each for each in FORMATS if each.name == what), None):
         text = f"Files in a format that is not read here ({what}): {count}."
@@ -304,7 +306,7 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
     if what:
         return f"Ignored: {count} {what}.", "No action is needed.", "note"
     text = f"Files that are ignored, since their names have no suffix of an image: {count}."
-    return text, "If some are images, rename them.", "note"
+    return text, "If some are images, rename them.", "amber" if many else "note"
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
