@@ -67,6 +67,8 @@ class Command(TyperCommand):
         for each in self.params:
             if isinstance(each, Argument):
                 each.help = hints[str(each.name)].__metadata__[0].help
+            if isinstance(each.type, ClickPath):  # who opens the file names it: it may be a default
+                each.type.readable = False
 
     def format_arguments(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write nothing: typer writes arguments with the options."""

@@ -14,6 +14,7 @@ from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
 from strategies.protocol.files import (
     alone,
+    cure_of,
     make_private,
     read_bytes,
     reason_of,
@@ -73,10 +74,8 @@ def approved_code(folder: Path) -> Path:
             "hospitals'."
         ) from None
     except OSError as error:
-        raise DeployError(
-            f"{chosen} cannot be read ({reason_of(error)}): remove it, and approve this version "
-            "again."
-        ) from error
+        cure = cure_of(error, "remove it, and approve this version again")
+        raise DeployError(f"{chosen} cannot be read ({reason_of(error)}): {cure}.") from error
     if not re.fullmatch("[0-9a-f]{64}", code):
         raise DeployError(f"{chosen} is damaged: it must hold one hash, as `approve` writes it.")
     place = chosen.with_name(code[:DIGITS])

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
-from strategies.protocol.files import make_private, read_bytes, reason_of, write_new
+from strategies.protocol.files import cure_of, make_private, read_bytes, reason_of, write_new
 from strategies.protocol.names import check_name
 
 YEARS = 10  # most years for which a certificate is valid
@@ -107,8 +107,9 @@ def _read_key(
     try:
         key = load(read_bytes(path), None)
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
+        cure = cure_of(error, f"get a backup of it, or {cure}")
         raise DeployError(
-            f"{path} cannot be read as a key ({reason_of(error)}): get a backup of it, or {cure}."
+            f"{path} cannot be read as a key ({reason_of(error)}): {cure}."
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeployError(f"{path} is a key of another kind, not an elliptic curve's: {cure}.")
@@ -135,10 +136,14 @@ def check_server_files(folder: Path, host: str) -> None:
                 end.do_handshake()
     except OSError as error:
         reason = getattr(error, "verify_message", "") or reason_of(error).partition(" (_ssl")[0]
+        cure = cure_of(
+            error,
+            "server.key must be its key, without a password, and ca.crt must be the certificate of "
+            f"its authority. It must be valid for {host} (docs/deployment.md, step 1)",
+            "server.key",
+        )
         raise DeployError(
-            f"The server's certificate in {folder} cannot be used ({reason}): server.key must be "
-            "its key, without a password, and ca.crt must be the certificate of its authority. It "
-            f"must be valid for {host} (docs/deployment.md, step 1)."
+            f"The server's certificate in {folder} cannot be used ({reason}): {cure}."
         ) from error
 
 
@@ -156,9 +161,12 @@ def _read_certificate(certificate: Path) -> x509.Certificate:
         read = x509.load_pem_x509_certificate(read_bytes(certificate))
     except (OSError, ValueError, x509.InvalidVersion) as error:
         reason = "it is not in PEM" if isinstance(error, ValueError) else reason_of(error)
+        cure = cure_of(
+            error,
+            "get it from the server's operator, or make it with `fedhandoff server authority`",
+        )
         raise DeployError(
-            f"{certificate} cannot be read as a certificate ({reason}): get it from the server's "
-            "operator, or make it with `fedhandoff server authority`."
+            f"{certificate} cannot be read as a certificate ({reason}): {cure}."
         ) from error
     now, first, last = datetime.now(UTC), read.not_valid_before_utc, read.not_valid_after_utc
     if not first <= now <= last:

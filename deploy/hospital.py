@@ -76,6 +76,8 @@ def start_supernode(hospital: Hospital) -> None:
     check_key(key)
     if not (data := hospital.data_dir).exists():
         raise DeployError(f"{data} does not exist: give --data-dir the folder of the images.")
+    if not os.access(data, os.R_OK):
+        raise DeployError(f"{data} cannot be read: give this user the right to read it.")
     check_known_store(folder, hospital.name, store)
     check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch

@@ -173,6 +173,15 @@ def reason_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def cure_of(error: Exception, otherwise: str, what: str = "it") -> str:
+    """The cure of an error about a file, for a sentence that names the file.
+
+    `otherwise` is the cure if the file is missing or damaged.
+    """
+    denied = isinstance(error, PermissionError)
+    return f"give this user the right to read {what}" if denied else otherwise
+
+
 def read_bytes(path: Path, most: int = MOST) -> bytes:
     """The content of a file, with the errors of `open_checked`."""
     with open_checked(path, most) as file:

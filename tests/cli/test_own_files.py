@@ -103,6 +103,16 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
     assert (started[1].server, started[1].members) == ("other:1", "first-use")
 
 
+def test_a_path_of_the_file_that_cannot_be_read_is_not_named_as_an_option(
+    call, graz, started, monkeypatch
+):
+    write_own(graz, "hospital.toml", {**GRAZ, "policy": "policy.toml"})
+    (graz / "policy.toml").touch()
+    monkeypatch.setattr("os.access", lambda *_, **__: False)  # root reads all files
+    assert call("hospital", "start", "--hospital", "graz")[0] == 0
+    assert started[0].policy == graz / "policy.toml"  # its reader refuses it
+
+
 def test_neither_the_file_nor_an_option_makes_a_hospital_run_code_that_is_not_approved(
     call, graz, started
 ):

@@ -342,6 +342,33 @@ def test_a_damaged_file_of_the_hospital_is_named_before_it_connects(file, conten
     assert len(str(refusal.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("file", ["ca.crt", "graz.key", "approved/code", "skin"])
+def test_a_file_without_the_right_to_read_it_is_named_with_this_cure(file, folder, monkeypatch):
+    """Not by its mode: root, who may run this test, reads all files."""
+    make_key(folder, "graz")
+    approve(folder, ROOT)
+    (folder / "skin").mkdir()
+
+    def denied(path, *_):
+        if Path(path) == folder / file:
+            raise PermissionError(13, "Permission denied", path)
+        return os.open(path, os.O_RDONLY)
+
+    monkeypatch.setattr("strategies.protocol.files.open_at_once", denied)
+    monkeypatch.setattr("os.access", lambda path, _: path != folder / file)
+    with pytest.raises(DeployError, match=rf"{file} .*: give this user the right to read it\.$"):
+        start_supernode(of(folder, data_dir=folder / "skin"))
+
+
+def test_a_server_s_key_without_the_right_to_read_it_is_named(folder, monkeypatch):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ssl.SSLContext.load_cert_chain", denied)
+    with pytest.raises(DeployError, match=r"give this user the right to read server\.key\.$"):
+        server.start_superlink(folder, "127.0.0.1:9092", 8000)
+
+
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
 def test_a_key_with_a_password_is_refused(folder):
     line = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret"]
