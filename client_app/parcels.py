@@ -41,6 +41,7 @@ from strategies.protocol.records import (
     find_record,
     layout_of,
     size_of,
+    useless_unless_valid,
 )
 from strategies.protocol.sums import check_sums
 
@@ -58,6 +59,7 @@ def unpack(
 
     Raises:
         ParcelError: The parcel is damaged, or does not fit this hospital or its images.
+        UselessError: Its maker has put useless content into it.
         ModelError: The architecture is unknown.
         PolicyError: The model is larger than the hospital allows.
     """
@@ -79,12 +81,14 @@ def unpack(
         if memory := find_record(opened, "memory", ArrayRecord):
             beside["memory"] = unpack_memory(memory, label.lineage, hospital.device)
         if (sums := find_record(opened, "sums", ArrayRecord)) is not None:
-            check_sums(sums, len(label.classes))
+            with useless_unless_valid():
+                check_sums(sums, len(label.classes))
             beside["sums"] = unpack_arrays(sums, torch.device("cpu"))
         if (state := find_record(opened, "optimizer", ArrayRecord)) is not None:
             if hospital.settings.train.optimizer_state == "fresh":
                 raise ParcelError("An optimizer state came, and 'train.optimizer-state' is fresh.")
-            check_optimizer(state, layout_of(array_records(opened)["model"]))
+            with useless_unless_valid():
+                check_optimizer(state, layout_of(array_records(opened)["model"]))
             beside["optimizer"] = unpack_arrays(state, hospital.device)
         return network, label, beside
 

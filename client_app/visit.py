@@ -69,8 +69,7 @@ class Visit:
         self.network, arrived, beside = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
         self.judge = Judge(request, self.network, arrived, self.images)
-        if request.seal:  # only after all checks: a refused model must not count as the newest
-            check_newest(request.run, arrived)
+        self.arrived = arrived
         self.label = arrived.advance(request.order)  # label of the parcel that leaves
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         # Whether it is a model's first visit, at the hospital that made it
@@ -95,6 +94,8 @@ class Visit:
             self.learner = request.learner(self.network, self.images, settings, self.received)
             if order.epochs < 1 or not len(self.learner.samples):
                 raise ParcelError("The order asks for training with no epoch, or with no image.")
+            if request.seal:  # after all checks: a refused model must not count as the newest
+                check_newest(request.run, self.arrived)
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
             # Without rounds the visits of a model count, which no slow hospital delays.

@@ -25,7 +25,12 @@ from learning.samples import Samples
 from strategies.protocol.archive import values_of
 from strategies.protocol.optimizer import flaw_of_state
 from strategies.protocol.parcel import Manifest, pack
-from strategies.protocol.records import ParcelError, UselessError, find_record
+from strategies.protocol.records import (
+    ParcelError,
+    UselessError,
+    find_record,
+    useless_unless_valid,
+)
 from strategies.protocol.soundness import flaw_of
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -120,17 +125,22 @@ def unpack_network(
     ones.
 
     Raises:
-        ParcelError: The arrays do not fit the architecture.
-        UselessError: Their numbers are of no use.
+        UselessError: The arrays do not fit the architecture, or their numbers are of no use.
+        ParcelError: The local arrays do not fit.
         ModelError: The architecture is unknown.
     """
     model = find_record(parcel, "model", ArrayRecord) or ArrayRecord()
-    arrived = {name: values_of(array) for name, array in model.items()}
-    state = {name: torch.from_numpy(each) for name, each in {**arrived, **local}.items()}
-    state |= {name: each.float() for name, each in state.items() if each.dtype == torch.float16}
+    arrived = {name: torch.from_numpy(values_of(array)) for name, array in model.items()}
+    arrived |= {name: each.float() for name, each in arrived.items() if each.dtype == torch.float16}
+    state = arrived | {name: torch.from_numpy(each) for name, each in local.items()}
     what = f"The model of lineage '{manifest.lineage}'"
     architecture = Architecture.from_json(manifest.architecture)
-    check_layout(state, layout(architecture), what)
+    expected = layout(architecture)
+    with useless_unless_valid():
+        left_out = local.keys() - arrived.keys()
+        came = {name: like for name, like in expected.items() if name not in left_out}
+        check_layout(arrived, came, what)
+    check_layout(state, expected, what)
     _check_sound(state, what)
     network, weights = _network(architecture, device)
     for name, tensor in weights.items():  # `load_state_dict` would take ten times as long

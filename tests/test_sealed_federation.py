@@ -14,6 +14,7 @@ from client_app.authority.identity import Identity
 from client_app.authority.judge import Judge
 from client_app.authority.members import member_line, read_members
 from client_app.authority.sealing import Seal
+from learning.packing import pack_network
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
 from strategies.protocol.records import UselessError, from_record
@@ -155,6 +156,63 @@ def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
     assert others == {("hospital-1", "undo")}
     for parcel in opened(state, tmp_path, True).values():
         assert all(abs(each.numpy()).max() < 100 for each in parcel["model"].values())
+
+
+def wider(record):
+    name = next(iter(record))
+    record[name] = Array(record[name].numpy().astype("f8"))
+
+
+def more(record):
+    record["more"] = Array(np.zeros(1, "f4"))
+
+
+def less(record):
+    del record[next(iter(record))]
+
+
+def negative(record):
+    name = next(iter(record))
+    record[name] = Array(-1 - record[name].numpy())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sealed", "learner", "record", "change"),
+    [
+        *((True, "cwc", "model", change) for change in (wider, more, less)),
+        *((True, "cwc", "memory", change) for change in (negative, more, less)),
+        (True, "", "optimizer", more),
+        *((sealed, name, "memory", more) for sealed in (1, 0) for name in ("icarl", "mah", "twf")),
+    ],
+)
+def test_content_that_fits_no_network_is_undone(
+    sealed, learner, record, change, tmp_path, monkeypatch
+):
+    """The server cannot judge it. The one lineage goes on, and its maker is named."""
+
+    def spoilt(network, label, *rest):
+        parcel = pack_network(network, label, *rest)
+        records = parcel.array_records
+        if label.visited[-1:] == ["hospital-1"] and label.round == 1:
+            change(records[record])
+        return pack(records, label)
+
+    monkeypatch.setattr(parcels, "pack_network", spoilt)
+    own = {} if learner in ("", "cwc") else {"learner": learner, "partition": "iid"}
+    own |= {"train__optimizer_state": "travels"} if record == "optimizer" else {}
+    own |= {"model": "cnn"} if learner == "twf" else {}
+    strategy = "cwc" if learner == "cwc" else "cwt-serial"
+    own |= {"num_server_rounds": 2, "train__epochs": 1, "evaluate__cross": False}
+    members = None if sealed else [""] * 3
+    state, ledger, _ = federate(tmp_path, strategy, members=members, sealed=bool(sealed), **own)
+    failed = {(event.hospital, event.verb) for event in ledger.events if event.outcome != "ok"}
+    (undone,) = ledger.of("undo")
+    assert (undone.hospital, undone.round, undone.outcome) == ("hospital-1", 1, "useless")
+    assert failed - {(name, "evaluate") for name in NAMES} == {("hospital-1", "undo")}
+    (model,) = state.models.values()
+    visited = state.shelf.label(model.parcel).visited
+    assert visited == ["hospital-0", "hospital-2", *NAMES]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from strategies.protocol import archive
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
-from strategies.protocol.records import ParcelError, array_records, to_record
+from strategies.protocol.records import ParcelError, UselessError, array_records, to_record
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_json
 
@@ -80,6 +80,7 @@ class Seal:
 
         Raises:
             ParcelError: A record is not sealed, not for this hospital, or not for this label.
+            UselessError: Its sender has sealed something else than arrays.
         """
         sender = manifest.visited[-1] if manifest.visited else manifest.lineage
         records = {
@@ -167,7 +168,7 @@ class Seal:
         try:
             return ArrayRecord(archive.read(BytesIO(opened))[0])
         except archive.ArchiveError as error:
-            raise ParcelError(f"A record of '{sender}' holds no arrays.") from error
+            raise UselessError(f"A record of '{sender}' holds no arrays.") from error
 
 
 def seal_for(hospital: Hospital, order: Order) -> Seal | None:

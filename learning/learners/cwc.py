@@ -13,14 +13,14 @@ from learning.learners.importance import SynapticIntelligence, fisher_informatio
 from learning.learners.plain import Learner
 from learning.packing import check_layout
 from learning.settings import CWCSettings
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, useless_unless_valid
 
 
 class CWC(Learner):
     """Cross-entropy, and a pull of each weight towards its received value, by its importance.
 
     Raises:
-        ParcelError: C is not of the parameters' shapes, or has negative entries.
+        UselessError: C is not of the parameters' shapes, or has negative entries.
     """
 
     tables = (("cwc", CWCSettings),)
@@ -35,10 +35,11 @@ class CWC(Learner):
         # Eq. 5: C^{1,r+1} = γ (C^{K,r} + Ω^{K,r}); within a round nothing decays.
         kept = self.own.decay**self.received.new_rounds
         memory = self.received.memory or self._zeros()
-        check_layout(memory, self.parameters, "The consolidation matrix")
+        with useless_unless_valid():
+            check_layout(memory, self.parameters, "The consolidation matrix")
+            if any((entries < 0).any() for entries in memory.values()):
+                raise ParcelError("The consolidation matrix has negative entries.")
         self.consolidation = [kept * memory[name] for name in self.parameters]
-        if any((entries < 0).any() for entries in self.consolidation):
-            raise ParcelError("The consolidation matrix has negative entries.")
         self.path: SynapticIntelligence | None = None  # EWC does not follow the steps
         if self.own.importance == "si":
             self.path = SynapticIntelligence(self.model, self.own.damping)

@@ -53,6 +53,7 @@ from learning.packing import check_layout
 from learning.samples import Samples, concatenate
 from learning.settings import ReservoirSettings
 from learning.stream import earlier_samples
+from strategies.protocol.records import useless_unless_valid
 from strategies.protocol.settings import Settings, require
 from strategies.protocol.text import amount
 
@@ -61,7 +62,8 @@ class ICaRL(FromBefore):
     """Binary cross-entropy with distillation; the last layer of a trained model has class means.
 
     Raises:
-        ParcelError: The layer that came with the model, or the kept network, does not fit it.
+        UselessError: The layer that came with the model does not fit it.
+        ParcelError: The kept network does not fit it.
         ModelError: The network does not end in a linear layer.
     """
 
@@ -73,7 +75,9 @@ class ICaRL(FromBefore):
         self.head = last_layer(self.model)
         self.means = torch.zeros_like(self.head.weight)  # [K, d]
         if memory := dict(self.received.memory):
-            check_layout(memory, self.head.state_dict(), "The last layer that came with the model")
+            with useless_unless_valid():
+                what = "The last layer that came with the model"
+                check_layout(memory, self.head.state_dict(), what)
             self.means = self.head.weight.detach().clone()
             self.head.load_state_dict(memory)
         super().begin_visit()

@@ -45,7 +45,7 @@ from learning.models.taps import last_layer
 from learning.packing import check_layout
 from learning.samples import Samples, concatenate
 from learning.settings import MAHSettings
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, useless_unless_valid
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, require, rng_for
 
 REAL = -1  # in `auxiliary`: the output's own class has come; in `before`: it never held another
@@ -56,7 +56,7 @@ class MAH(DERpp):
 
     Raises:
         SettingsError: The archive has too few classes.
-        ParcelError: The memory that travelled with the model is no assignment of outputs.
+        UselessError: The memory that travelled with the model is no assignment of outputs.
         ModelError: The network does not end in a linear layer.
     """
 
@@ -77,7 +77,8 @@ class MAH(DERpp):
         public = self.received.public
         names = unknown[:0] if public is None else public.labels.unique()
         if self.received.memory:
-            self._load_memory(unknown, names)
+            with useless_unless_valid():
+                self._load_memory(unknown, names)
             self._assign(classes[self.auxiliary[classes] != REAL])
         else:
             self.before, free = unknown, torch.ones_like(unknown, dtype=torch.bool)

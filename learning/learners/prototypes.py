@@ -48,7 +48,7 @@ from learning.models.rotation import TURNS, RotationNetwork
 from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import PrototypeSettings, RepresentationSettings
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, useless_unless_valid
 from strategies.protocol.settings import Settings
 
 REWIND = 2  # the leg at another hospital (strategies/fedrewind.py)
@@ -59,7 +59,7 @@ class Pass(Learner):
 
     Raises:
         ModelError: The network has no outputs for rotated images.
-        ParcelError: The kept prototypes, or the server's, are of another network.
+        ParcelError: The kept prototypes are of another network.
     """
 
     tables: tuple[tuple[str, type], ...] = (("pass", PrototypeSettings),)
@@ -142,7 +142,11 @@ class Pass(Learner):
 
 
 class FedSpace(Pass):
-    """PASS around the server's prototypes, with a loss that draws each class together."""
+    """PASS around the server's prototypes, with a loss that draws each class together.
+
+    Raises:
+        UselessError: The server's prototypes are of another network.
+    """
 
     tables = (*Pass.tables, ("fedspace", RepresentationSettings))
 
@@ -151,9 +155,10 @@ class FedSpace(Pass):
         super().begin_visit()
         self.weight = self.settings.section(*self.tables[1]).representation_weight
         if memory := self.received.memory:
-            check_layout(memory, self._empty_prototypes(), "The prototypes")
-            if memory["radius"] < 0:
-                raise ParcelError("The prototypes have a negative radius.")
+            with useless_unless_valid():
+                check_layout(memory, self._empty_prototypes(), "The prototypes")
+                if memory["radius"] < 0:
+                    raise ParcelError("The prototypes have a negative radius.")
             if self._are_near(memory):
                 self.prototypes = dict(memory)
             else:

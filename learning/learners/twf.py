@@ -55,6 +55,7 @@ from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings, TwFSettings
 from learning.stream import restrict
+from strategies.protocol.records import useless_unless_valid
 from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
 HALVED = 16  # maps with at least so many values a side are kept at half their size
@@ -71,8 +72,8 @@ class TwF(Learner):
 
     Raises:
         ModelError: The network has no points, or the teacher's file does not fit it.
-        ParcelError: The memory that travelled with the model does not fit the gates, or the kept
-            teacher has another architecture.
+        UselessError: The memory that travelled with the model does not fit the gates.
+        ParcelError: The kept teacher has another architecture.
     """
 
     tables = (("twf", TwFSettings), ("reservoir", ReservoirSettings))
@@ -98,7 +99,8 @@ class TwF(Learner):
             self.gates = nn.ModuleList(Gates(shape[1], count) for shape in shapes)
         self.gates.to(self.samples.labels.device)
         if memory := dict(self.received.memory):
-            check_layout(memory, self.gates.state_dict(), "The memory of gates")
+            with useless_unless_valid():
+                check_layout(memory, self.gates.state_dict(), "The memory of gates")
             self.gates.load_state_dict(memory)
 
     @classmethod

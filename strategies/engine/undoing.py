@@ -7,10 +7,11 @@ The last good copy is the newest that a hospital has trained on without refusing
 - no other hospital has trained its lineage.
 
 So no hospital can replace the copy of another with a useless model of its own, and a hospital that
-trains a model several times in a row loses one visit. A copy that hospitals cannot read is not
-undone (`PARCEL`, not `USELESS`): admission must refuse it. A hospital that refuses a good model
-undoes one visit; its refusal of the copy before has no effect. A tested model is undone if half or
-more of the hospitals refuse it, its maker not counted.
+trains a model several times in a row loses one visit. A copy is useless (`USELESS`) if its numbers
+are, or if its arrays, its memory or its optimizer's state fit no network. A copy that was changed
+on its way, or that is not sealed for its receiver, is not undone (`PARCEL`). A hospital that
+refuses a good model undoes one visit; its refusal of the copy before has no effect. A tested model
+is undone if half or more of the hospitals refuse it, its maker not counted.
 """
 
 from collections.abc import Collection

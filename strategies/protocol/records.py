@@ -1,6 +1,7 @@
 """Frozen dataclasses as Flower records, and back, with strict checks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -18,7 +19,19 @@ class ParcelError(ValueError):
 
 
 class UselessError(ParcelError):
-    """A parcel is valid, but its model is useless (soundness.py)."""
+    """A parcel is whole, but its content is useless: its maker failed (engine/undoing.py)."""
+
+
+@contextmanager
+def useless_unless_valid() -> Iterator[None]:
+    """Turn each ParcelError of the block into a UselessError.
+
+    For content that came from another hospital just as this hospital made it.
+    """
+    try:
+        yield
+    except ParcelError as error:
+        raise UselessError(str(error)) from error
 
 
 def find_record(content: RecordDict, name: str, kind: type[KindT]) -> KindT | None:

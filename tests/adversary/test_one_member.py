@@ -306,7 +306,7 @@ def test_a_model_that_cannot_be_tested_loses_its_own_test_alone(tmp_path):
     overflowing = pack({"model": ArrayRecord(huge)}, Manifest.read(good))
     sent = {"a": good, "b": garbage, "c": good, "d": overflowing}
     figures = ask("evaluate", bundle(sent))["metrics"]
-    assert figures["b/refused"] == Failure.PARCEL
+    assert figures["b/refused"] == Failure.PARCEL  # its hash is not that of its label
     assert figures["d/refused"] == Failure.USELESS
     assert {name.partition("/")[0] for name in figures if name.endswith("/accuracy")} == {*"ac"}
 

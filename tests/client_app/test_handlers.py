@@ -514,7 +514,7 @@ def test_a_matrix_for_another_network_is_refused(tmp_path):
     label = check_parcel(RecordDict(first))
     parcel = dict(pack({"model": first["model"], "memory": memory}, label))
     answer = ask("train", tmp_path, parcel, config=config, learner="cwc", epochs=1)
-    assert answer.error.code == Failure.PARCEL
+    assert answer.error.code == Failure.USELESS
     assert "The consolidation matrix has '1.bias'" in answer.error.reason
 
 

@@ -17,7 +17,7 @@ from client_app.authority.identity import Identity, Member
 from client_app.authority.node_config import OwnError
 from client_app.authority.sealing import NONCE, SIGNATURE, Seal
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
 
 LABEL = Manifest("graz", "mlp", ["a", "b"], round=2, hop=1, visited=["graz", "linz"])
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -106,6 +106,13 @@ def test_garbage_is_refused(seals, content):
     sealed = seals["linz"].close(parcel())
     with pytest.raises(ParcelError):
         seals["graz"].open(altered(sealed, lambda _: content), LABEL)
+
+
+def test_something_else_than_arrays_is_a_failure_of_the_member_that_sealed_it(seals, monkeypatch):
+    monkeypatch.setattr(sealing.archive, "write", lambda file, record: file.write(b"no archive"))
+    sealed = seals["linz"].close(parcel())
+    with pytest.raises(UselessError, match="A record of 'linz' holds no arrays"):
+        seals["graz"].open(sealed, check_parcel(sealed))
 
 
 @pytest.mark.parametrize(

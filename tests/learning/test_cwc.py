@@ -11,7 +11,7 @@ from learning.learners.cwc import CWC
 from learning.learners.plain import Received
 from learning.samples import Samples
 from learning.training import train
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import UselessError
 from tests.fakes import settings
 from tests.learning.test_training import assert_same, learner_of, network, visit
 
@@ -97,7 +97,7 @@ def test_the_first_visit_begins_without_a_matrix():
 
 
 def test_negative_entries_are_refused():
-    with pytest.raises(ParcelError, match="negative"):
+    with pytest.raises(UselessError, match="negative"):
         cwc(memory=matrix(1.0, -1.0))
 
 

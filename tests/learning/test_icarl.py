@@ -11,7 +11,7 @@ from learning.errors import DeadlineError
 from learning.learners.icarl import ICaRL, herd
 from learning.learners.plain import Received
 from learning.models.taps import last_layer
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import UselessError
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.learning.test_training import data, draws, learner_of, network
@@ -143,5 +143,5 @@ def test_what_cannot_be_used_is_refused():
     with pytest.raises(SettingsError, match=r"'reservoir.size' is 0; it must be 2 or more"):
         ICaRL.check_suited(network(), settings(reservoir__size=0))
     wrong = Received(memory={"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
-    with pytest.raises(ParcelError, match="The last layer that came with the model has 'weight'"):
+    with pytest.raises(UselessError, match="The last layer that came with the model has 'weight'"):
         learner_of(ICaRL, network(), of_class(0), wrong)

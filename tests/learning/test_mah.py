@@ -14,7 +14,7 @@ from learning.models import Architecture
 from learning.models.taps import last_layer
 from learning.samples import Samples, concatenate
 from learning.training import train
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import UselessError
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.learning.test_derpp import digits
@@ -246,7 +246,7 @@ def test_of_one_kept_image_alone_nothing_is_replayed():
     ],
 )
 def test_a_memory_that_cannot_be_is_refused(memory, words):
-    with pytest.raises(ParcelError, match=words):
+    with pytest.raises(UselessError, match=words):
         mah(linear(0.0, 0.0, 0.0), pixels(0), memory=memory)
 
 

@@ -8,7 +8,7 @@ from learning.models import Architecture
 from learning.packing import pack_buffer, pack_network, unpack_buffer, unpack_network
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest, check_parcel
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
 
 CPU = torch.device("cpu")
 CNN = Architecture("cnn", 1, 8, 8, 3)
@@ -96,8 +96,16 @@ def test_the_network_of_one_visit_leaves_no_trace_in_the_next():
     ],
 )
 def test_a_network_that_is_not_the_architectures_is_refused(parcel, words):
-    with pytest.raises(ParcelError, match=words):
+    with pytest.raises(UselessError, match=words):
         unpack_network(parcel, LABEL, {}, CPU)
+
+
+def test_what_stays_home_and_does_not_fit_is_no_failure_of_the_sender():
+    parcel = pack_network(built(), LABEL, withheld={"1.weight"})
+    own = {"1.weight": np.ones(3, dtype=np.float32)}
+    with pytest.raises(ParcelError, match=r"'1\.weight' as torch.float32 \[3\]") as refused:
+        unpack_network(parcel, LABEL, own, CPU)
+    assert refused.type is ParcelError
 
 
 def test_an_unknown_architecture_is_refused():

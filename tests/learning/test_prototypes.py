@@ -13,7 +13,7 @@ from learning.learners.prototypes import FedSpace, Pass, class_prototypes, repre
 from learning.models import Architecture, activations, layout
 from learning.models.rotation import RotationNetwork
 from learning.samples import Samples
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
 from tests.fakes import settings
 from tests.learning.test_training import draws
 
@@ -306,11 +306,11 @@ def test_other_networks_are_refused(kind):
 def test_prototypes_of_another_network_are_refused(network):
     wrong = prototypes(c0=(1.0, 1.0))
     wrong["means"] = torch.zeros(CLASSES, WIDTH + 1)
-    with pytest.raises(ParcelError, match=r"The prototypes has 'means' as .* \[3, 3\]"):
+    with pytest.raises(UselessError, match=r"The prototypes has 'means' as .* \[3, 3\]"):
         learner_of(FedSpace, network, images(0), memory=wrong)
     with pytest.raises(ParcelError, match=r"The hospital's memory has 'means'"):
         learner_of(Pass, network, images(0), wrong)
-    with pytest.raises(ParcelError, match="The prototypes lacks 'counts'"):
+    with pytest.raises(UselessError, match="The prototypes lacks 'counts'"):
         learner_of(FedSpace, network, images(0), memory={"means": wrong["means"]})
-    with pytest.raises(ParcelError, match="negative radius"):
+    with pytest.raises(UselessError, match="negative radius"):
         learner_of(FedSpace, network, images(0), memory=prototypes(radius=-1.0))

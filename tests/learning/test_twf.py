@@ -18,7 +18,7 @@ from learning.models.gates import Gates, distance, diversity, sample_gates
 from learning.models.taps import last_layer, tap
 from learning.randomness import use_seed
 from learning.samples import Samples
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
 from tests.fakes import settings
 from tests.learning.test_export import manifest_of
 from tests.learning.test_training import assert_same, data, draws, learner_of, network
@@ -305,7 +305,7 @@ def test_gates_travel_and_teacher_and_reservoir_stay():
     assert_same(second.reservoir.state(), first.reservoir.state())
     with pytest.raises(ParcelError, match="The teacher that the hospital has kept has '0"):
         learner_of(TwF, Architecture("cnn", 3, 8, 8, 3).build(), received=found, **WEIGHTS)
-    with pytest.raises(ParcelError, match="The memory of gates lacks '0"):
+    with pytest.raises(UselessError, match="The memory of gates lacks '0"):
         learner_of(TwF, model, received=Received(memory={"x": torch.ones(1)}), **WEIGHTS)
 
 
