@@ -186,8 +186,8 @@ def _decode(stream: IO[bytes], syntax: Any, bits: int) -> NDArray[np.uint8]:
                 # Other readers of JPEG follow Adobe's marker, too. pydicom 3.0 only follows JFIF's.
                 dataset.PhotometricInterpretation = "YBR_FULL" if transform else "RGB"
         except PIL.UnidentifiedImageError:  # Pillow does not know RLE and JPEG-LS
-            found = {*START_OF_FRAME.findall(frame)}
-            fits = not frame.startswith(JPEG) or found == {struct.pack(">HHB", *described)}
+            frames = {*START_OF_FRAME.findall(frame)}
+            fits = not frame.startswith(JPEG) or frames == {struct.pack(">HHB", *described)}
         if not fits:
             raise UnusableImage(
                 "is DICOM with another height, width or number of samples than its Rows, Columns "

@@ -109,7 +109,8 @@ def test_garbage_is_refused(seals, content):
 
 
 def test_something_else_than_arrays_is_a_failure_of_the_member_that_sealed_it(seals, monkeypatch):
-    monkeypatch.setattr(sealing.archive, "write", lambda file, record: file.write(b"no archive"))
+    no_archive = "client_app.authority.sealing.archive.write"
+    monkeypatch.setattr(no_archive, lambda file, record: file.write(b"no archive"))
     sealed = seals["linz"].close(parcel())
     with pytest.raises(UselessError, match="A record of 'linz' holds no arrays"):
         seals["graz"].open(sealed, check_parcel(sealed))
