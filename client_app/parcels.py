@@ -5,6 +5,7 @@ visit. `pack` leaves them out, unless the learner also lets them travel. Buffers
 also the hospital's own, so that each is sent to a hospital once.
 """
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -115,10 +116,27 @@ def keep_local(request: Request, network: nn.Module) -> None:
         Kept(request.run, "local").save(request.visit, local)
 
 
-def open_buffers(request: Request) -> list[Samples]:
-    """The buffers that the order names, from this message or an earlier one."""
+def open_buffers(request: Request) -> dict[str, Samples]:
+    """The buffers that the order names, from this message or an earlier one, by hospital.
+
+    A visit goes on without a buffer that its hospital has spoilt: this must cost no other one a
+    turn.
+
+    Raises:
+        ParcelError: A buffer is missing, or has changed on its way; or no image is left.
+    """
+    buffers = {}
     with request.clock.measure("serialise"):
-        return [_buffer(request, *each) for each in request.order.hash_of.items()]
+        for maker, hash_ in request.order.hash_of.items():
+            record = _received_buffer(request, hash_)
+            try:
+                buffers[maker] = _open_buffer(request, maker, record)
+            except ParcelError as error:
+                text = "The buffer of %a is not used: %s"
+                logging.getLogger("flwr").error(text, maker, error)
+    if request.order.images == "none" and not buffers:
+        raise ParcelError("The hospital can use none of the buffers to train on.")
+    return buffers
 
 
 def keep_record(hospital: Hospital, name: str, record: ArrayRecord) -> None:
@@ -169,17 +187,22 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         raise ParcelError(f"The model of '{label.lineage}' has other classes than its label.")
 
 
-def _buffer(request: Request, maker: str, hash_: str) -> Samples:
-    hospital, order = request.hospital, request.order
+def _received_buffer(request: Request, hash_: str) -> ArrayRecord:
+    """A buffer in its travelling form; it is kept, since the server sends it once."""
     sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
-    record = _sent_or_kept(hospital, sent, "buffer", hash_)
+    record = _sent_or_kept(request.hospital, sent, "buffer", hash_)
+    if sent:
+        keep_record(request.hospital, f"buffers/{hash_}", sent)
+    return record
+
+
+def _open_buffer(request: Request, maker: str, record: ArrayRecord) -> Samples:
+    hospital, order = request.hospital, request.order
     opened = request.seal.open_buffer(record, maker) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
     log_once(f"The buffer of {maker!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
     note_dossier(request.run, maker, dossier_hash(opened))
-    if sent:
-        keep_record(hospital, f"buffers/{hash_}", sent)
     return samples.to(hospital.device)
 
 

@@ -70,7 +70,9 @@ class Visit:
         self.images = _images(request)
         self.judge = Judge(request, self.network, arrived, self.images)
         self.arrived = arrived
-        self.label = arrived.advance(request.order)  # label of the parcel that leaves
+        self.buffers = open_buffers(request)
+        used = request.order.without_buffers(request.order.hash_of.keys() - self.buffers.keys())
+        self.label = arrived.advance(used)  # label of the parcel that leaves
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         # Whether it is a model's first visit, at the hospital that made it
         self.alone = arrived.round == 0 and own
@@ -79,7 +81,7 @@ class Visit:
         if request.order.asynchronous:
             self.place = self.kept.by_arrival(self.label.lineage, request.order.hop)
         rehearsal = self.kept.load(self.place)
-        self.received = _collect_received(request, arrived, beside, rehearsal)
+        self.received = _collect_received(request, arrived, beside, rehearsal, self.buffers)
         self.beside: dict[str, ArrayRecord] = {}  # records that leave beside the model
         self.snapshots: dict[str, RecordDict] = {}  # the model after earlier epochs, if ordered
 
@@ -118,7 +120,9 @@ class Visit:
             )
             self.judge.check_visit(in_round.learning_rate)
             self.memory = self.learner.memory(rng_for(settings.seed, "importance", *place))
-        return metrics | spent
+        makers = enumerate(order.hash_of)
+        unused = {f"buffer-unused-{k}": 1.0 for k, maker in makers if maker not in self.buffers}
+        return metrics | spent | unused
 
     def attack(self) -> None:
         """Attack the model before it leaves, if the policy asks for it.
@@ -243,13 +247,14 @@ def _collect_received(
     label: Manifest,
     beside: Mapping[str, Mapping[str, Tensor]],
     rehearsal: Mapping[str, NDArray[np.generic]],
+    buffers: Mapping[str, Samples],
 ) -> Received:
     """The data that came with the model, and the hospital's memory of its stream."""
     hospital, images, archive = request.hospital, request.order.images, request.learner.archive
     device, policy = hospital.device, hospital.policy
     named = archive and str(hospital.settings.run_config[archive]).startswith(PUBLIC)
     return Received(
-        open_buffers(request),
+        [*buffers.values()],
         beside.get("memory", {}),
         optimizer=beside.get("optimizer", {}),
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in rehearsal.items()},

@@ -19,7 +19,8 @@ Deviations:
  3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i.
     So the model learns from B_i in place of the missed images.
  4. If B_j may not leave hospital j, j hands on its model alone, and the next hospital trains by the
-    first equation. In `synthetic-only` j then takes no part, since it trains on B_j.
+    first equation. In `synthetic-only` j then takes no part, since it trains on B_j. A hospital
+    that cannot use a buffer trains without it, too.
 
 The hospital's half: learning/learners/feder.py.
 """

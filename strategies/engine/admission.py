@@ -94,7 +94,7 @@ def admit_trained(
         UselessError: A model that is not sealed is useless.
     """
     sent, layout = Manifest.read(came_from), layout_of(array_records(came_from)["model"])
-    expected = sent.advance(order)
+    expected = sent.advance(order.without_buffers(order.unused(figures(content))))
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     found = {**unbundle(content), "visit": parcel_in(content)}
     parcels = {name: restore_encoder(parcel, encoder) for name, parcel in found.items()}

@@ -37,7 +37,7 @@ from strategies.engine.run import Content, Ordered, Run
 from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.testing import Batch, assign_tests, begin_tests, letters, record_tests
-from strategies.engine.undoing import failure, undo, undo_tested, vouches
+from strategies.engine.undoing import failure, undo, undo_tested, unusable_buffer, vouches
 from strategies.engine.visit import Visit
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
@@ -297,6 +297,8 @@ class Engine:
         if self.run.in_virtual_time:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
+        for maker in order.unused(event.metrics) if parcels is not None else ():
+            self.run.record(unusable_buffer(event, maker))
         trained = None
         if parcels is not None:
             names = {name: state.shelf.put(parcel) for name, parcel in parcels.items()}

@@ -65,6 +65,20 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
     )
 
 
+def unusable_buffer(visit: Event, maker: str) -> Event:
+    """The failure of a hospital whose buffer a visit could not use; others still get the buffer."""
+    return Event(
+        "query.prepare",
+        visit.round,
+        visit.hop,
+        maker,
+        outcome=Failure.PARCEL.outcome,
+        reason=f"'{visit.hospital}' could not use the buffer of '{maker}' in round {visit.round}, "
+        f"and trained without it. The log of '{visit.hospital}' has the reason. If other hospitals "
+        f"cannot use it either, ask the operator of '{maker}'.",
+    )
+
+
 def maker_of(run: Run, parcel: str) -> str:
     """The maker of a copy: the hospital that trained it last or began the lineage, or `SERVER`."""
     label = run.state.shelf.label(parcel)

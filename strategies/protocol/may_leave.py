@@ -174,6 +174,8 @@ METRICS: Mapping[str, Range] = {
     "confidence-in-bin-#": SHARE,  # mean of these answers
     "num-patients": COUNT,  # patients behind the metrics of this answer, if known
     "patients-of-class-#": COUNT,
+    # 1 if a visit could not use the buffer in this place of its order, from 0
+    "buffer-unused-#": SHARE,
     "refused": Range(4200, 4299),  # the hospital could not test a model: a number of `Failure`
     "seconds-prepare": SECONDS,
     "seconds-train": SECONDS,

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from flwr.app import ConfigRecord, RecordDict
@@ -98,6 +99,16 @@ class Order:
             if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
                 raise ParcelError(f"The buffer of '{maker}' has {hash_[:80]!r} as its hash.")
         return buffers
+
+    def unused(self, metrics: Mapping[str, float]) -> list[str]:
+        """The hospitals of buffers that the hospital could not use, by the metrics of its visit."""
+        makers = enumerate(self.hash_of)
+        return [maker for place, maker in makers if metrics.get(f"buffer-unused-{place}")]
+
+    def without_buffers(self, makers: Collection[str]) -> "Order":
+        """The order without the buffers of some hospitals."""
+        kept = [each for each in self.replay if each.partition("=")[0] not in makers]
+        return replace(self, replay=kept)
 
     @property
     def keys(self) -> dict[str, str]:

@@ -464,6 +464,41 @@ def test_a_buffer_that_changed_on_its_way_is_refused_and_not_kept(tmp_path):
     assert list(tmp_path.rglob("buffers/*")) == []
 
 
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"labels": np.full(512, 99)},
+        {"labels": np.zeros(511, dtype=np.int64)},
+        {"images": np.zeros(99, dtype=np.uint8)},
+        {"images": np.zeros(99)},
+        {"dossier": np.zeros(31, dtype=np.uint8)},
+        {"more": np.zeros(1)},
+    ],
+)
+def test_a_visit_goes_on_without_a_buffer_that_cannot_be_used(spoilt, tmp_path):
+    """As if it had not been ordered; also when the server does not send it again."""
+    content, (buffer, _) = prepared(tmp_path), received()
+    spoilt = {name: Array(value) for name, value in spoilt.items()}
+    bad = ArrayRecord({**buffer, **spoilt})
+    alone = ask("train", tmp_path, parcel_of(content), epochs=1, learner="feder").content
+    for sent in (bad, None):
+        answer = replay(tmp_path, content, hash_arrays(bad), sent).content
+        assert check_parcel(answer) == check_parcel(alone)
+        assert answer["metrics"]["buffer-unused-0"] == 1
+
+
+def test_a_visit_without_any_image_fails(tmp_path):
+    buffer, _ = received()
+    bad = ArrayRecord({name: each for name, each in buffer.items() if name != "dossier"})
+    config = {"strategy": "feder", "feder__variant": "synthetic-only", "feder__buffer_size": 512}
+    parcels = parcel_of(prepared(tmp_path)) | {f"{hash_arrays(bad)}/buffer": bad}
+    order = {"learner": "feder", "images": "none", "buffer_size": 512}
+    replayed = [f"linz={hash_arrays(bad)}"]
+    answer = ask("train", tmp_path, parcels, config=config, epochs=1, replay=replayed, **order)
+    assert answer.error.code == Failure.PARCEL
+    assert "can use none of the buffers" in answer.error.reason
+
+
 def test_a_kept_buffer_that_was_damaged_is_replaced_when_it_is_sent_again(tmp_path):
     content, (buffer, hash_) = prepared(tmp_path), received()
     replay(tmp_path, content, hash_, buffer)

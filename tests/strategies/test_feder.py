@@ -84,6 +84,34 @@ def test_a_hospital_that_fails_is_sent_the_buffer_again():
     assert hospital.replayed == [[], ["h0"], ["h0"], ["h0"]]
 
 
+def test_a_buffer_that_one_hospital_cannot_use_still_goes_to_the_others():
+    """h1 trains without any buffer. The word of one hospital takes no buffer from the others."""
+
+    class Choosy(CountingHospital):
+        def train(self, message, order):
+            reply = super().train(message, order.without_buffers(order.hash_of))
+            told = {f"buffer-unused-{place}": 1.0 for place, _ in enumerate(order.replay)}
+            reply.content["metrics"].update(told)
+            return reply
+
+    handlers = federation(3, h1=Choosy("h1"))
+    state, ledger, grid = run(handlers)
+    assert {e.outcome for e in ledger.of("train")} == {"ok"}
+    unused = [e for e in ledger.of("query.prepare") if e.outcome != "ok"]
+    sources = [source for _, hospital, source, _ in visits(grid) if hospital == "h1"][1:]
+    assert [(e.round, e.hospital, e.outcome) for e in unused] == [
+        (round_, source, "parcel") for round_, source in enumerate(sources, 2)
+    ]
+    assert all("'h1' could not use the buffer of" in event.reason for event in unused)
+    assert all(len(each) == 1 for name in (100, 102) for each in handlers[name].replayed[1:])
+    for parcel in parcels_of(state).values():
+        label = check_parcel(parcel)
+        places = {
+            place for place, name in enumerate(label.visited, 1) if place > 1 and name != "h1"
+        }
+        assert {int(each.partition("=")[0]) for each in label.replayed} == places
+
+
 def test_buffer_only_keeps_models_home_and_moves_buffers():
     handlers = federation(3)
     state, _, _ = run(handlers, feder__variant="buffer-only")
