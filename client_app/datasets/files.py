@@ -54,7 +54,7 @@ logging.getLogger("pydicom").propagate = False  # its log lines quote the file t
 def read_header(file: Path, slice_: int | None = None) -> Header:
     """Read the header of an image file, and no pixels.
 
-    A PNG that is turned by EXIF after its pixels has width and height as stored.
+    EXIF that follows the pixels of a PNG is not read, for example.
 
     Raises:
         UnusableImage: The image cannot be used. Some reasons appear only in decoding.
@@ -210,10 +210,6 @@ def _picture(stream: IO[bytes], size: int) -> Opened:
         if size:
             shown.draft(None, (2 * size, 2 * size))
         shown.load()
-        if kind == "PNG":  # EXIF may follow the pixels; a copy forgets what was read before
-            shown = shown.copy()
-            with suppress(Exception):
-                shown.getexif()
         shown.info.clear()  # otherwise Pillow rewrites the EXIF and fails on odd entries
         PIL.ImageOps.exif_transpose(shown, in_place=True)
         if deep:

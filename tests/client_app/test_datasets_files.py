@@ -132,27 +132,6 @@ def test_images_are_upright(kind, orientation, turns, mirrored, read):
     assert ((pixels[0] > 128) == (upright > 128)).all()
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", ["eXIf", "iTXt"])
-@pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_a_png_is_turned_by_what_follows_its_pixels(orientation, kind, late):
-    """By EXIF or by XMP. ImageMagick writes EXIF there."""
-    stored = np.arange(0, 200, 25, dtype=np.uint8).reshape(2, 4)
-    exif = PIL.Image.Exif()
-    exif[0x0112] = orientation
-    data = exif.tobytes()[6:]
-    if kind == "iTXt":
-        data = b"XML:com.adobe.xmp\0\0\0\0\0"
-        data += b'<rdf:Description tiff:Orientation="%d"/>' % orientation
-    stream, content = io.BytesIO(), saved(stored)
-    PIL.PngImagePlugin.putchunk(stream, kind.encode(), data)
-    place = content.index(b"IEND" if late else b"IDAT") - 4
-    content = content[:place] + stream.getvalue() + content[place:]
-
-    turned = {1: stored, 3: stored[::-1, ::-1], 6: np.rot90(stored, -1)}[orientation]
-    assert (files.read_pixels(content) == turned).all()
-
-
 @pytest.mark.parametrize(
     ("entries", "turned"),
     [

@@ -91,7 +91,8 @@ def test_a_buffer_that_one_hospital_cannot_use_still_goes_to_the_others():
         def train(self, message, order):
             reply = super().train(message, order.without_buffers(order.hash_of))
             told = {f"buffer-unused-{place}": 1.0 for place, _ in enumerate(order.replay)}
-            reply.content["metrics"].update(told)
+            assert reply
+            reply.content.metric_records["metrics"].update(told)
             return reply
 
     handlers = federation(3, h1=Choosy("h1"))
