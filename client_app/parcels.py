@@ -134,7 +134,7 @@ def open_buffers(request: Request) -> dict[str, Samples]:
             except ParcelError as error:
                 text = "The buffer of %a is not used: %s"
                 logging.getLogger("flwr").error(text, maker, error)
-    if request.order.images == "none" and not buffers:
+    if request.order.images == "none" and request.order.hash_of and not buffers:
         raise ParcelError("The hospital can use none of the buffers to train on.")
     return buffers
 

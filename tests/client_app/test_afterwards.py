@@ -966,14 +966,14 @@ def test_the_accuracy_after_a_visit_is_kept_with_its_noise(kind, tmp_path, monke
     request: Any = asks(tmp_path)
     request.hospital.keep, request.is_rewind = "visits", False
     disclosure = kind.__new__(kind)
-    disclosure.request, disclosure.effects = request, {"accuracy": 0.0025}
+    disclosure.request, disclosure.effects = request, {"accuracy": 1 / 256}
     disclosure.rules = SimpleNamespace(max_models=1)
     kept: list[Any] = []
     monkeypatch.setattr(home, "_manifest", lambda *given: given[-1])
     monkeypatch.setattr(home, "keep_model", lambda *given: kept.append(given[-1]))
     label: Any = SimpleNamespace(lineage="ab", round=1, hop=2)
     home.keep_visit(disclosure, torch.nn.Identity(), label, {"accuracy-after-visit": 0.7})
-    noise = {"accuracy-noise": 0.025} if kind is Noised else {}  # the square root, halved
+    noise = {"accuracy-noise": 1 / 32} if kind is Noised else {}  # the square root, halved
     assert kept == [pytest.approx({"accuracy": 0.7, **noise})]
 
 
