@@ -18,9 +18,11 @@ are those of another method (`HandsOn`).
     answer is dropped. After two failures in a row a hospital rests: it gives its queue back, and is
     not drawn. One failure may be chance: if it were enough, all quick hospitals might rest, and
     every model would wait for a slow one.
- 6. A rest ends when the hospital answers again, or else with the next round. The hospital then gets
+ 6. If a tested model is undone during a visit, the visit ends without a model: it began with the
+    refused copy. The lineage goes on from its last good copy.
+ 7. A rest ends when the hospital answers again, or else with the next round. The hospital then gets
     a waiting model at once.
- 7. Where models stay (`HandsOn.stays`, FedER's `buffer-only`), a queue holds the hospital's own
+ 8. Where models stay (`HandsOn.stays`, FedER's `buffer-only`), a queue holds the hospital's own
     model. The draw chooses the hospital whose buffer is replayed.
 
 Deviations:
@@ -91,7 +93,7 @@ class Asynchronous(Strategy):
             others = [each for each in sorted(state.queues) if each != hospital]
             source = _draw(others or [hospital], self._rng(model))
         visit = replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
-        _, _, makers = state.ordered.get(visit.key, (0, 0.0, visit.replay))  # before a kill
+        _, _, makers, _ = state.ordered.get(visit.key, (0, 0.0, visit.replay, ""))  # before a kill
         return replace(visit, replay=tuple(each for each in makers if each in state.buffers))
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:

@@ -190,6 +190,7 @@ class Engine:
         """Send a model to the hospital of its visit."""
         visit, state = ordered.visit, self.state
         state.under_way[visit] = ordered.sent
+        state.ordered[visit.key] = (*state.ordered[visit.key][:3], ordered.sent)
         node, content = state.nodes[visit.hospital], partial(self._content, ordered)
         letter = self.run.letter(visit.verb, node, ordered.order, ordered, content)
         self.exchange.post([letter])
@@ -203,11 +204,12 @@ class Engine:
         state = self.state
         if visit.key not in state.ordered:
             here = f"{visit.hospital} "  # a hospital has one visit at a time
-            ends = [end for key, (_, end, _) in state.ordered.items() if key.startswith(here)]
+            ends = [end for key, (_, end, *_) in state.ordered.items() if key.startswith(here)]
             begins = max([state.clock, *ends])
             end = begins + self._seconds(visit.hospital)
-            state.ordered[visit.key] = state.round, end, [*visit.replay]
-        round_, end, _ = state.ordered[visit.key]
+            sent = state.models[visit.model].parcel
+            state.ordered[visit.key] = state.round, end, [*visit.replay], sent
+        round_, end, _, sent = state.ordered[visit.key]
         order = self.run.order(
             visit.hospital,
             round=round_,
@@ -221,7 +223,7 @@ class Engine:
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
         )
-        return Ordered(visit, order, state.models[visit.model].parcel, end)
+        return Ordered(visit, order, sent, end)
 
     def _seconds(self, hospital: str) -> float:
         """The seconds of virtual time that a visit takes at a hospital."""
@@ -285,6 +287,9 @@ class Engine:
         facts = _embeddings(order, parcels["visit"]) if parcels and order.embeddings else {}
         held = [*order.hash_of.values(), order.encoder, order.members_hash]
         state.note_delivered(visit.hospital, held, arrived=parcels is not None)
+        if parcels is not None and not self.strategy.waits and model.parcel != about.sent:
+            reason = "Others refused the copy that it trained, in a test. Its model is dropped."
+            delivery, parcels = replace(delivery, failure=Failure.PARCEL, reason=reason), None
         useless = delivery.failure is Failure.USELESS
         refusal = about.sent, [visit.hospital], delivery.reason
         if useless and undo(self.run, visit.model, *refusal):

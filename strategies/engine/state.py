@@ -77,8 +77,9 @@ class State:
     # For a method that does not wait: the model that each hospital trained last
     last_trained: dict[str, str] = field(default_factory=dict)
     # For each visit that is under way, by its key: the round of its first order, its end in virtual
-    # time, and the hospitals whose buffers are trained on
-    ordered: dict[str, tuple[int, float, list[str]]] = field(default_factory=dict)
+    # time, the hospitals whose buffers are trained on, and the parcel that is sent. It is ordered
+    # again with them after a kill.
+    ordered: dict[str, tuple[int, float, list[str], str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)  # the hospitals whose last visit failed
     resting: list[str] = field(default_factory=list)  # failed twice in a row, so they get no model
     finished: int = 0  # number of successful visits in this round
@@ -149,7 +150,7 @@ class State:
             yield model.parcel
             if model.good:
                 yield model.good
-        yield from self.under_way.values()
+        yield from (sent for *_, sent in self.ordered.values())
         yield from self.after_visits.values()
         yield from self.under_test.values()
         yield from self.buffers.values()

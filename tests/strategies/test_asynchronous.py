@@ -1,5 +1,6 @@
 """Asynchronous hand-off: queues in the place of rounds."""
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -9,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -22,7 +24,8 @@ from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import AWAY, Model, State
 from strategies.engine.strategy import HandsOn, RunError
-from strategies.protocol.parcel import Manifest, check_parcel
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import Manifest, check_parcel, hash_arrays, pack, unbundle
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of
 from tests.adversary.test_garbage import Fussy
@@ -172,7 +175,7 @@ def test_a_visit_from_before_a_kill_replays_the_same_buffer_though_a_hospital_ha
     state.models = {name: Model(name, name, "", turns=1) for name in state.queues}
     state.buffers = dict.fromkeys(("h0", "h1", "h2"), "buffer")
     first = {visit.key: visit for visit in method.plan(state)}
-    state.ordered = {key: (1, 0.0, [*visit.replay]) for key, visit in first.items()}
+    state.ordered = {key: (1, 0.0, [*visit.replay], "") for key, visit in first.items()}
     for late in range(2, 12):
         state.queues[f"h{late}"] = []
     assert {visit.key: visit for visit in method.plan(state)} == first
@@ -499,6 +502,70 @@ def test_nobody_is_asked_about_a_model_that_was_there_in_a_newer_version(tests, 
     chosen = settings(num_server_rounds=20, async__tests=tests)
     _, ledger = done(chosen, Slow(hospitals))
     assert len(ledger.of("evaluate")) > 5 * 5
+
+
+class Critic(CountingHospital):
+    """Finds a model useless, or not, when it is tested, by chance: the same for each copy."""
+
+    def parcel(self, visits, label):
+        way = json.dumps([label.lineage, label.visited, label.hop, label.round, float(visits)])
+        arrays = np.frombuffer(hashlib.sha256(way.encode()).digest(), np.uint8)
+        model = ArrayRecord({"visits": Array(np.array([visits], "f4")), "way": Array(arrays)})
+        return pack({"model": model}, label)
+
+    def evaluate(self, message, order):
+        reply = super().evaluate(message, order)
+        for name, parcel in unbundle(message.content).items():
+            copy = hash_arrays(parcel.array_records["model"])
+            if int(hashlib.sha256(f"{self.name} {copy}".encode()).hexdigest(), 16) % 3 == 0:
+                metrics = reply.content.metric_records["metrics"]
+                del metrics[f"{name}/accuracy"]
+                metrics[f"{name}/refused"] = float(Failure.USELESS)
+        return reply
+
+
+CRITICS = {100 + k: Critic(f"h{k}") for k in range(4)}  # they keep what they have been sent
+UNDONE = partial(settings, async__seconds="1,3,2,7", num_server_rounds=6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"strategy": "feder", "feder__variant": "buffer-only"}])
+def test_a_visit_from_a_copy_that_is_undone_meanwhile_leaves_no_model(changes, tmp_path):
+    """Also if the server is killed at any time: models and events are those of a whole run."""
+
+    def result(state, ledger):
+        events = ((e.verb, e.round, e.hop, e.hospital, e.lineage, e.outcome) for e in ledger.events)
+        return state.models, sorted(events)
+
+    chosen, kept = UNDONE(**changes), []
+    made: dict[tuple[str, int, int], Manifest] = {}
+
+    def keep(state):
+        state.shelf.write(state.parcels)
+        kept.append((json.dumps(state.to_json()), len(ledger.events)))
+        labels = [state.shelf.label(model.parcel) for model in state.models.values()]
+        made.update({(each.lineage, each.round, each.hop): each for each in labels})
+
+    ledger = Ledger()
+    whole = go(chosen, FakeGrid(CRITICS), ledger, tmp_path, keep)
+    dropped = [e for e in ledger.of("train") if "refused the copy that it trained" in e.reason]
+    assert dropped
+    undone = {made[e.lineage, e.round, e.hop].hash_of["model"] for e in ledger.of("undo")}
+    assert not undone & {label.parent for label in made.values()}
+    for text, told in kept:
+        again = Ledger()
+        again.events = ledger.events[:told]
+        state = State.from_json(json.loads(text), Shelf(tmp_path))
+        run = Run(chosen, strategy_of(chosen), state, Courier(FakeGrid(CRITICS)), again)
+        Engine(run, lambda _: None).go()
+        assert result(state, again) == result(whole, ledger)
+
+
+def test_a_run_with_a_dropped_model_is_replayed(tmp_path):
+    path, way = recorded(tmp_path / "a", UNDONE(), FakeGrid(CRITICS))
+    assert "parcel" in {each[-1] for each in in_order(path)}
+    again = settings(num_server_rounds=6, async__replay=str(path))
+    replayed, same = recorded(tmp_path / "b", again, FakeGrid(CRITICS))
+    assert (in_order(replayed), same) == (in_order(path), way)
 
 
 # The order of a run, replayed.
