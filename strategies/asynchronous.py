@@ -42,14 +42,15 @@ from strategies.engine.state import Model, State
 from strategies.engine.strategy import HandsOn, Strategy
 from strategies.engine.visit import Visit
 from strategies.protocol.declared import refusal
-from strategies.protocol.settings import SettingsError, rng_for
+from strategies.protocol.settings import SettingsError, require, rng_for
 
 
 class Asynchronous(Strategy):
     """The hand-off of another method, without rounds.
 
     Raises:
-        SettingsError: The models of this method must move in rounds.
+        SettingsError: The models of this method must move in rounds, or stay while tests wait for
+            an idle hospital.
     """
 
     waits = False
@@ -60,6 +61,9 @@ class Asynchronous(Strategy):
             allowed = f"false with the strategy '{self.settings.strategy}': {base.needs_rounds}"
             raise SettingsError(refusal("asynchronous", True, allowed))
         self.base, self.times = base, self.settings.asynchrony
+        allowed = "next if models stay (feder.variant 'buffer-only'), for no hospital is ever idle"
+        fits = self.times.tests == "next" or not base.stays
+        require(fits, "async.tests", self.times.tests, allowed)
         self.learner, self.images, self.own_start = base.learner, base.images, base.own_start
         self.buffer_size, self.needs_own_buffer = base.buffer_size, base.needs_own_buffer
 

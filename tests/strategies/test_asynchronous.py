@@ -194,6 +194,11 @@ def test_other_methods_are_refused_with_the_reason(name):
     assert STRATEGIES[name].needs_rounds in str(no.value)
 
 
+def test_tests_do_not_wait_for_an_idle_hospital_if_none_is_ever_idle():
+    with pytest.raises(SettingsError, match=r"'async\.tests' is 'idle'; it must be next if models"):
+        strategy_of(settings(strategy="feder", feder__variant="buffer-only", async__tests="idle"))
+
+
 @pytest.mark.parametrize("wrong", ["0", "1,", "a", "-1", "inf", "nan"])
 def test_seconds_that_cannot_be_are_refused(wrong):
     with pytest.raises(SettingsError, match=r"'async.seconds' is .* numbers above 0"):
@@ -247,6 +252,7 @@ class Moody(CountingHospital):
 def test_no_model_is_lost_doubled_or_starved(method, choose, tests, seconds, fails, late, seed):
     """With any speeds, failures, order of answers, and a hospital that joins; none always fails."""
     changes = {"strategy": "feder", "feder__variant": method} if method == "buffer-only" else {}
+    tests = "next" if method == "buffer-only" else tests
     chosen = settings(
         **{"strategy": method, **changes},
         min_hospitals=1,
