@@ -43,10 +43,12 @@ from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
+    Ledger,
     Sealing,
     Withholding,
     context,
     failing,
+    go,
     parcels_of,
     run_config,
     settings,
@@ -641,6 +643,25 @@ def test_a_run_that_failed_goes_on(tmp_path):
     unbroken = Run(tmp_path / "unbroken", "cwt")
     assert unbroken.part()
     assert run.outcome == unbroken.outcome
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_that_is_resumed_after_its_last_round_needs_no_hospital(asynchronous, tmp_path):
+    kept = []
+
+    def keep(state):
+        state.shelf.write(state.parcels)
+        kept.append(json.dumps(state.to_json()))
+
+    chosen = settings(
+        strategy="rwt", asynchronous=asynchronous, num_server_rounds=2, hop_timeout=1.0
+    )
+    hospitals = FakeGrid({100 + k: CountingHospital(f"h{k}") for k in range(3)})
+    whole = go(chosen, hospitals, Ledger(), tmp_path, keep)
+    state = State.from_json(json.loads(kept[-1]), Shelf(tmp_path))
+    run = EngineRun(chosen, strategy_of(chosen), state, Courier(FakeGrid({})), Ledger())
+    Engine(run, lambda _: None).go()
+    assert (state.models, state.round) == (whole.models, 3)
 
 
 def test_a_resumed_run_says_so(tmp_path):

@@ -79,8 +79,9 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        enrol_first(self.run, self.exchange.joining_later)
-        self._require(self.exchange.first)
+        if state.round <= rounds:  # else the run was killed while its results were written
+            enrol_first(self.run, self.exchange.joining_later)
+            self._require(self.exchange.first)
         log(INFO, "%s at %s", amount(rounds, "round"), join_names(state.hospitals))
         # Tests from before a kill are ordered again.
         state.answers_due = dict.fromkeys(state.answers_due, 0)
