@@ -43,7 +43,7 @@ from flwr.common import log
 from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
-from strategies.fedavg import FedAvg, build_global
+from strategies.fedavg import FedAvg, build_global, trained_copies
 from strategies.protocol.declared import Passes, bounds, declare, pattern
 from strategies.protocol.order import Images
 from strategies.protocol.parcel import pack
@@ -107,10 +107,11 @@ class FilVer(FedAvg):
         present = self.present(state)
         if not state.encoder:  # if one hospital fails the next one is asked
             return [self._pretraining_visit(present[state.hop])] if state.hop < len(present) else []
-        if len(state.models) > 1:  # each hospital has a copy
+        if self.own.offline and state.round > 1:  # again the next one is asked if one fails
+            left = [each for each in present if each not in state.models]
+            present = [] if trained_copies(state) else left[:1]
+        elif self.own.offline or len(state.models) > 1:  # each hospital has a copy
             return []
-        if self.own.offline:
-            present = present[:1] if state.round > 1 else []
         asked = {each for each in present if self._key(state, each) in state.embeddings}
         return [
             self.visit(each, GLOBAL, test=True, embeddings="" if each in asked else self.sent)

@@ -535,6 +535,19 @@ def test_hospitals_that_were_cut_off_while_they_prepared_are_asked_again(strateg
     assert ledger.of("train")
 
 
+def test_offline_the_next_hospital_is_asked_if_one_fails():
+    class Away(CountingHospital):
+        def train(self, message, order):
+            return failing(message) if order.round < 4 else super().train(message, order)
+
+    hospitals = federation(3, h0=Away("h0"))
+    chosen = {"num_server_rounds": 4, "filver__pretrain": "none", "filver__offline": True}
+    _, ledger, _ = run(hospitals, "fil-ver", **chosen)
+    visits = [(e.round, e.hospital, e.outcome) for e in ledger.of("train")]
+    tried = [[(k, "h0", "crashed"), (k, "h1", "ok")] for k in (2, 3)]
+    assert visits == [*tried[0], *tried[1], (4, "h0", "ok")]
+
+
 def test_a_hospital_that_is_cut_off_whenever_it_prepares_ends_a_run_that_needs_it():
     with pytest.raises(RunError, match=r"are ready: 1 of 2 \(min-hospitals\)\. .*off"):
         run(federation(2, h1=CutOff("h1", 99)), min_hospitals=2)
