@@ -78,7 +78,7 @@ def make_key(folder: Path, hospital: str) -> str:
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    if not public.exists():  # or a command was killed before it wrote it
+    if not public.exists():  # it is new, or an earlier command was killed
         _write(public, line + f" {hospital}\n".encode(), 0o644)
     elif read_bytes(public).split()[:2] != line.split():
         raise DeployError(

@@ -17,7 +17,7 @@ from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, end_of
 from deploy.errors import DeployError
-from deploy.own_file import refuse_set
+from deploy.own_file import flaw_of_keys
 from deploy.running import FILE, lock, read_facts
 from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import ALPN, check_free, free_port, split_address
@@ -175,7 +175,7 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
             f"--node-config is {hospital.node_config!r}, which cannot be read ({error}): give keys "
             "and values such as \"model='resnet18' train.batch-size=8\"."
         ) from error
-    if taken := refuse_set(more):
+    if taken := flaw_of_keys(more):
         raise DeployError(f"--node-config: {taken}")
     config = {"resident": True, **hospital.own_config, **more, "site": hospital.name}
     if isinstance(identity := config.get("identity"), str) and identity:

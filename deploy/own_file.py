@@ -34,7 +34,7 @@ from strategies.protocol.names import RULE, names_hospital
 PLACE = Path("~/fedhandoff")  # where the folders of hospitals and servers are by default
 NODE_CONFIG = "node-config"  # a table of hospital.toml: further keys of the node-config
 # Keys of the node-config that `hospital start` sets, each with the key of hospital.toml
-SET = {
+HOSPITAL_KEYS = {
     **{"site": "name", "data-dir": "data", "store-dir": "store"},
     **{"policy": "policy", "members": "members"},
 }
@@ -117,7 +117,7 @@ def _check(path: Path, values: dict[str, Any]) -> None:
     elif more:
         from client_app.authority.node_config import NodeConfig, OwnError  # takes a second
 
-        if taken := refuse_set(more):
+        if taken := flaw_of_keys(more):
             problems["taken"] = taken
         try:
             NodeConfig.read(more)
@@ -129,13 +129,13 @@ def _check(path: Path, values: dict[str, Any]) -> None:
         raise DeployError(f"{path}: " + " ".join(problems.values()))
 
 
-def refuse_set(more: Iterable[str]) -> str:
+def flaw_of_keys(more: Iterable[str]) -> str:
     """A text on those of further keys of the node-config that stand elsewhere; empty if none."""
     return " ".join(
-        f"The node-config's key '{key}' cannot be set here: use '{SET[key]}' of hospital.toml, or "
-        f"the option --{key}."
+        f"The node-config's key '{key}' cannot be set here: use '{HOSPITAL_KEYS[key]}' of "
+        f"hospital.toml, or the option --{key}."
         for key in more
-        if key in SET
+        if key in HOSPITAL_KEYS
     )
 
 

@@ -97,7 +97,8 @@ class Asynchronous(Strategy):
             others = [each for each in sorted(state.queues) if each != hospital]
             source = _draw(others or [hospital], self._rng(model))
         visit = replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
-        _, _, makers, _ = state.ordered.get(visit.key, (0, 0.0, visit.replay, ""))  # before a kill
+        first = state.ordered.get(visit.key)  # from before a kill
+        makers = first.replay if first else visit.replay
         return replace(visit, replay=tuple(each for each in makers if each in state.buffers))
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:

@@ -31,7 +31,7 @@ from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run as EngineRun
 from strategies.engine.shelf import Shelf
-from strategies.engine.state import Model, State
+from strategies.engine.state import FirstOrder, Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.visit import Visit
 from strategies.protocol import files, shapes
@@ -465,17 +465,17 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.encoder, state.embeddings = parcel, {"1 h0": parcel}
     state.prototypes = {"h1": parcel}
     state.delivered = {("h0", "hash")}
-    state.under_way = {Visit("h0", "a", "plain", 1): parcel}
+    state.under_way = {Visit("h0", "a", "plain", 1)}
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.last_trained = {"h1": "a"}
-    state.ordered, state.clock = {"h0 a": (3, 7.5, ["h1"], parcel)}, 6.5
+    state.ordered, state.clock = {"h0 a": FirstOrder(3, 7.5, ["h1"], parcel)}, 6.5
     state.under_test, state.test_round, state.answers_due = {"a": parcel}, 2, {"h0": 1}
     state.sampled, state.judgements = {"h0": ["a"]}, {parcel: {"h0": False}}
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
     loaded, _ = checkpoint.load(tmp_path, dict[str, object])
-    state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, {}
+    state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, set()
     loaded.shelf = state.shelf
     assert loaded == state
 
@@ -497,7 +497,7 @@ def test_a_model_under_way_is_kept_although_its_lineage_goes_on_from_another_cop
     state = State(Shelf(tmp_path), "run", classes=["a", "b"], shape=[1, 8, 8])
     sent, good, dropped = (state.shelf.put(a_parcel(k)) for k in range(3))
     state.models = {"a": Model("a", "h0", good)}
-    state.ordered = {"h0 a": (1, 0.0, [], sent)}
+    state.ordered = {"h0 a": FirstOrder(1, 0.0, [], sent)}
     checkpoint.save(state, {})
     names = [state.shelf.path(name).exists() for name in (sent, good, dropped)]
     assert names == [True, True, False]

@@ -167,6 +167,16 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> Opened:
     return opened
 
 
+def _is_cut_off(stream: IO[bytes], start: bytes) -> bool:
+    """Whether a TIFF, from its first bytes, has no whole directory before its end."""
+    order: Literal["little", "big"] = "little" if start[:1] == b"I" else "big"
+    # The place has 8 bytes in a BigTIFF. Then come a number of entries, and 12 bytes each.
+    place = int.from_bytes(start[8:16] if b"+" in start[:4] else start[4:8], order)
+    end = stream.seek(0, os.SEEK_END)
+    stream.seek(place)
+    return place + 2 + 12 * int.from_bytes(stream.read(2), order) > end
+
+
 def _picture(stream: IO[bytes], size: int) -> Opened:
     try:
         picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
@@ -174,14 +184,8 @@ def _picture(stream: IO[bytes], size: int) -> Opened:
         stream.seek(0)
         start = stream.read(540)
         format_ = format_within(start)
-        if format_ == TIFF:  # its directory may be beyond the end
-            order: Literal["little", "big"] = "little" if start[:1] == b"I" else "big"
-            # The place has 8 bytes in a BigTIFF. Then come a number of entries, and 12 bytes each.
-            place = int.from_bytes(start[8:16] if b"+" in start[:4] else start[4:8], order)
-            end = stream.seek(0, os.SEEK_END)
-            stream.seek(place)
-            if place + 2 + 12 * int.from_bytes(stream.read(2), order) > end:
-                raise UnusableImage("ends before its pixels do: copy it again") from None
+        if format_ == TIFF and _is_cut_off(stream, start):
+            raise UnusableImage("ends before its pixels do: copy it again") from None
         raise UnusableImage(str(format_ or "is not an image file that can be read here")) from None
     # Telephones append thumbnails to a JPEG. Pillow calls such a file MPO.
     kind = "JPEG" if picture.format == "MPO" else str(picture.format)

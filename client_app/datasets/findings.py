@@ -105,8 +105,8 @@ def check_group_names(images: Counter[str]) -> Iterator[Finding]:
             "groups-like-classes",
             f"The subfolders, or the column of groups, name {len(patients)} patients for "
             f"{sum(sizes)} images. Are {_list_some(sorted(images))} patients?",
-            "All images of one group are either training or test images, and count as one "
-            "patient. If it is no patient, but say a kind of the class, move its images into the "
+            "All images of a group are either training or test images, and count as one patient. "
+            "A group may be no patient, but a kind of the class. Then move its images into the "
             "folder of the class, or remove the column.",
             "amber",
         )

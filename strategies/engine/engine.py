@@ -34,7 +34,7 @@ from strategies.engine.enrolment import (
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, read_turns
 from strategies.engine.run import Content, Ordered, Run
-from strategies.engine.state import AWAY, Model, State
+from strategies.engine.state import AWAY, FirstOrder, Model, State
 from strategies.engine.strategy import RunError
 from strategies.engine.testing import Batch, assign_tests, begin_tests, letters, record_tests
 from strategies.engine.undoing import failure, undo, undo_tested, unusable_buffer, vouches
@@ -190,8 +190,8 @@ class Engine:
     def _post(self, ordered: Ordered) -> None:
         """Send a model to the hospital of its visit."""
         visit, state = ordered.visit, self.state
-        state.under_way[visit] = ordered.sent
-        state.ordered[visit.key] = (*state.ordered[visit.key][:3], ordered.sent)
+        state.under_way.add(visit)
+        state.ordered[visit.key] = replace(state.ordered[visit.key], sent=ordered.sent)
         node, content = state.nodes[visit.hospital], partial(self._content, ordered)
         letter = self.run.letter(visit.verb, node, ordered.order, ordered, content)
         self.exchange.post([letter])
@@ -205,15 +205,17 @@ class Engine:
         state = self.state
         if visit.key not in state.ordered:
             here = f"{visit.hospital} "  # a hospital has one visit at a time
-            ends = [end for key, (_, end, *_) in state.ordered.items() if key.startswith(here)]
-            begins = max([state.clock, *ends])
-            end = begins + self._seconds(visit.hospital)
-            sent = state.models[visit.model].parcel
-            state.ordered[visit.key] = state.round, end, [*visit.replay], sent
-        round_, end, _, sent = state.ordered[visit.key]
+            ends = [first.ends for key, first in state.ordered.items() if key.startswith(here)]
+            state.ordered[visit.key] = FirstOrder(
+                round=state.round,
+                ends=max([state.clock, *ends]) + self._seconds(visit.hospital),
+                replay=[*visit.replay],
+                sent=state.models[visit.model].parcel,
+            )
+        first = state.ordered[visit.key]
         order = self.run.order(
             visit.hospital,
-            round=round_,
+            round=first.round,
             hop=visit.number or state.hop,
             learner=visit.learner,
             epochs=visit.epochs,
@@ -224,7 +226,7 @@ class Engine:
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
         )
-        return Ordered(visit, order, sent, end)
+        return Ordered(visit, order, first.sent, first.ends)
 
     def _seconds(self, hospital: str) -> float:
         """The seconds of virtual time that a visit takes at a hospital."""
@@ -318,7 +320,7 @@ class Engine:
                 round=order.round,
                 num_examples=event.metrics["num-examples"],
             )
-        del state.under_way[visit]
+        state.under_way.remove(visit)
         self._end(visit, trained)
 
     def _end(self, visit: Visit, trained: Model | None) -> None:

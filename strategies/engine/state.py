@@ -34,6 +34,16 @@ class Model:
     turns: int = 0  # number of its visits, good or failed, if it does not move in rounds
 
 
+@dataclass(frozen=True)
+class FirstOrder:
+    """The first order of a visit that is under way. After a kill the visit gets the same again."""
+
+    round: int
+    ends: float  # the end of the visit, in seconds of virtual time
+    replay: list[str]  # the hospitals whose buffers are trained on
+    sent: str  # the parcel that is sent; its lineage may go on from another copy meanwhile
+
+
 @dataclass
 class State:
     """The state of a run."""
@@ -68,18 +78,14 @@ class State:
     prototypes: dict[str, str] = field(default_factory=dict)
     # Pairs of a hospital and the hash of a buffer, encoder or list of members that it holds
     delivered: set[tuple[str, str]] = field(default_factory=set)
-    # The visits that are under way, with the parcel that was sent for each: its lineage may go on
-    # from another copy meanwhile. A checkpoint has none: they are ordered again.
-    under_way: dict[Visit, str] = field(default_factory=dict)
+    # The visits that are under way. A checkpoint has none: they are ordered again.
+    under_way: set[Visit] = field(default_factory=set)
     # For a method that does not wait: the models that each hospital will train, first one first.
     # Every model is in exactly one queue.
     queues: dict[str, list[str]] = field(default_factory=dict)
     # For a method that does not wait: the model that each hospital trained last
     last_trained: dict[str, str] = field(default_factory=dict)
-    # For each visit that is under way, by its key: the round of its first order, its end in virtual
-    # time, the hospitals whose buffers are trained on, and the parcel that is sent. It is ordered
-    # again with them after a kill.
-    ordered: dict[str, tuple[int, float, list[str], str]] = field(default_factory=dict)
+    ordered: dict[str, FirstOrder] = field(default_factory=dict)  # by the key of the visit
     failed: list[str] = field(default_factory=list)  # the hospitals whose last visit failed
     resting: list[str] = field(default_factory=list)  # failed twice in a row, so they get no model
     finished: int = 0  # number of successful visits in this round
@@ -150,7 +156,7 @@ class State:
             yield model.parcel
             if model.good:
                 yield model.good
-        yield from (sent for *_, sent in self.ordered.values())
+        yield from (first.sent for first in self.ordered.values())
         yield from self.after_visits.values()
         yield from self.under_test.values()
         yield from self.buffers.values()
@@ -163,7 +169,12 @@ class State:
         """The state in types that JSON has."""
         facts = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         models = {name: vars(model) for name, model in self.models.items()}
-        return facts | {"models": models, "delivered": sorted(self.delivered)}
+        ordered = {key: vars(first) for key, first in self.ordered.items()}
+        return facts | {
+            "models": models,
+            "ordered": ordered,
+            "delivered": sorted(self.delivered),
+        }
 
     @classmethod
     def from_json(cls, facts: Any, shelf: Shelf) -> "State":

@@ -79,7 +79,8 @@ class Console(logging.Handler):
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""
         level = f"{record.levelname.lower()}: " if record.levelno >= WARNING else ""
-        kept = "\t\n" if record.funcName == "flwr_exit" else "\t"  # Flower's farewell has lines
+        # Flower's last text has several lines.
+        kept = "\t\n" if record.funcName == "flwr_exit" else "\t"
         lines = [self.lay_out(level + printable(record.getMessage().strip(), kept))]
         if record.exc_info:
             trace = logging.Formatter().formatException(record.exc_info)

@@ -22,7 +22,7 @@ from strategies.engine.engine import Engine
 from strategies.engine.enrolment import preparations
 from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
-from strategies.engine.state import AWAY, Model, State
+from strategies.engine.state import AWAY, FirstOrder, Model, State
 from strategies.engine.strategy import HandsOn, RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, hash_arrays, pack, unbundle
@@ -175,7 +175,7 @@ def test_a_visit_from_before_a_kill_replays_the_same_buffer_though_a_hospital_ha
     state.models = {name: Model(name, name, "", turns=1) for name in state.queues}
     state.buffers = dict.fromkeys(("h0", "h1", "h2"), "buffer")
     first = {visit.key: visit for visit in method.plan(state)}
-    state.ordered = {key: (1, 0.0, [*visit.replay], "") for key, visit in first.items()}
+    state.ordered = {key: FirstOrder(1, 0.0, [*visit.replay], "") for key, visit in first.items()}
     for late in range(2, 12):
         state.queues[f"h{late}"] = []
     assert {visit.key: visit for visit in method.plan(state)} == first
