@@ -102,7 +102,9 @@ def release_features(
 ) -> NoisedSums:
     """As `gan.noised_moments.release`, from features float32 [N, d, 1, 1]."""
     weights, kinds = weights_of(patients), labels.cpu().numpy()
-    t = features.flatten(1).cpu().double().numpy() @ subspace(features.shape[1]).T  # [N, D]
+    z = features.flatten(1).cpu().double().numpy()
+    # In a product of BLAS the last bits of an image depend on the number of images.
+    t = np.einsum("nd,kd->nk", z, subspace(features.shape[1]))  # [N, D]
     t /= np.linalg.norm(t, axis=1, keepdims=True).clip(1e-12)
     steps = np.trunc(t * (1 - 2**-30) * GRID)  # whole numbers
     counts, sums = np.zeros(classes), np.zeros((classes, steps.shape[1]))

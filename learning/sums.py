@@ -117,7 +117,10 @@ def project(features: Tensor, dimensions: int, rng: np.random.Generator) -> Tens
     """
     if dimensions in (0, features.shape[1]):
         return _shorten(features)
-    return _shorten(_shorten(features) @ random_signs(dimensions, features.shape[1], rng).T)
+    signs = random_signs(dimensions, features.shape[1], rng)
+    # In a product of BLAS the last bits of an image depend on the number of images.
+    projected = np.einsum("nd,kd->nk", _shorten(features).numpy(), signs.numpy())
+    return _shorten(torch.from_numpy(projected))
 
 
 def random_signs(dimensions: int, width: int, rng: np.random.Generator) -> Tensor:

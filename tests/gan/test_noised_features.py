@@ -59,6 +59,17 @@ def test_one_patient_more_moves_the_statistic_by_1_at_most(width, kind, labels):
         assert moved == pytest.approx(math.hypot(*SHARES.values()), abs=2e-3)
 
 
+def test_an_image_adds_the_same_beside_any_others():
+    """Almost outside of the subspace t is scaled by 10^10, so its last bits count."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(100, 4 * SIZE, dtype=torch.double, generator=generator)
+    directions = torch.from_numpy(subspace(4 * SIZE))
+    z -= (1 - 1e-10) * z @ directions.T @ directions
+    z, labels = z[:, :, None, None], torch.zeros(100, dtype=torch.int64)
+    alone = sum(released(z[[k]], labels[[k]], 1).sums for k in range(100))
+    assert np.array_equal(alone, released(z, labels, 1).sums)
+
+
 def test_the_statistic_is_what_its_docstring_says():
     z, labels = features(3, width=4 * SIZE)
     found = released(z, labels, 3, patients=np.array([0, 1, 1]))

@@ -133,6 +133,13 @@ def test_a_projection_keeps_lengths_on_average_and_its_classifier_works_on_featu
     assert whole.numpy() == pytest.approx(z.double().numpy(), abs=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 100])
+def test_a_projection_of_an_image_is_the_same_beside_any_others(count):
+    z = torch.randn(500, 100, generator=torch.Generator().manual_seed(0))
+    whole, some = (project(each, 16, np.random.default_rng(7)) for each in (z, z[:count]))
+    assert torch.equal(whole[:count], some)
+
+
 @pytest.mark.parametrize("dimensions", [0, 2, WIDTH, WIDTH + 3])
 def test_a_lifted_classifier_gives_the_scores_of_projected_features(dimensions):
     z, labels = images(200)
