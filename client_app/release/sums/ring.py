@@ -21,12 +21,14 @@ from client_app.release.sums.own import OwnSums
 from client_app.request import Request
 from client_app.run import Kept
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
+from learning.errors import DivergedError
 from learning.models.taps import last_layer
-from learning.packing import pack_network
+from learning.packing import numpy_arrays, pack_network
 from learning.sums import Sums, random_mask
 from strategies.protocol.parcel import Manifest, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
+from strategies.protocol.soundness import flaw_of
 from strategies.protocol.sums import ADD, CLOSE, HOME, ring_of
 
 MOST = 2**60  # a larger total still has a mask
@@ -40,6 +42,7 @@ def visit_ring(request: Request) -> Message:
         PolicyError: The sums may not leave, the ring has too few hospitals, or the store would be
             too large.
         SettingsError: δ is too large for the number of patients.
+        DivergedError: A classifier is of no use.
         DeadlineError: The deadline has passed.
     """
     visit = RingVisit(request)
@@ -155,7 +158,11 @@ class RingVisit:
         return choose(others, images, ridges, kappas, rng, noise, deadline)
 
     def _set(self, head: Head | None) -> None:
-        """Give the network a classifier of d' features; None = weights of 0."""
+        """Give the network a classifier of d' features; None = weights of 0.
+
+        Raises:
+            DivergedError: The classifier is of no use.
+        """
         layer, seed = last_layer(self.network), self.request.hospital.settings.seed
         with torch.no_grad():
             nn.init.zeros_(layer.bias)
@@ -164,6 +171,8 @@ class RingVisit:
                 lifted = head.lift(layer.in_features, rng_for(seed, "projection"))
                 layer.weight += lifted.weights.to(layer.weight.device)
                 layer.bias.copy_(lifted.biases)
+        if flaw := flaw_of(numpy_arrays(self.network.state_dict())):
+            raise DivergedError(f"The sums' classifier is useless: {flaw}. Raise sums.ridge.")
 
     def _keep_alone(self, exact: Sums) -> None:
         """Keep the classifier of the hospital's own sums, for comparison."""
