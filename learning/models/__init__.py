@@ -62,7 +62,7 @@ class Architecture:
         if not fits or len(self.hidden) > MAX_LAYERS:
             raise ModelError(
                 f"A network has at most {MAX_LAYERS} hidden layers, sizes from 1 to {MAX_SIZE}, "
-                f"and images of 1 to {MAX_SIDE} channels and pixels a side."
+                f"images of 1 to {MAX_SIDE} channels and pixels a side, or as many features."
             )
         if self.pixels not in SCALES:
             known = ", ".join(SCALES)

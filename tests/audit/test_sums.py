@@ -54,6 +54,20 @@ def test_few_exact_sums_reveal_every_image():
     assert found["likelihood"] > 0.7
 
 
+def test_totals_reveal_every_image_of_a_class_with_fewer_images_than_features():
+    """Three hospitals have together 9 images of each class, in 12 dimensions; or 15."""
+    for count, certain in ((6, True), (10, False)):
+        members, *others = (features(count, seed) for seed in (1, 3, 4))
+        totals = moments(members)[0]
+        for each in others:
+            parts = vars(moments(each)[0])
+            totals = Moments(*(vars(totals)[name] + parts[name] for name in parts))
+        nothing = moments(members)[1]
+        found = audit_sums(totals, nothing, members, features(60, 2), np.random.default_rng(0))
+        span = found.evidence.get("span")
+        assert (span is not None and span["attack"]["auc"]["value"] == 1) is certain
+
+
 def test_many_exact_sums_hide_all_but_the_difference():
     found = attack_many(4000, 1000)
     assert found["difference"] == 1

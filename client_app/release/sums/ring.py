@@ -109,7 +109,7 @@ class RingVisit:
         sent, _ = self.own.load_kept()
         total = self._arrived_sums(sent) - Sums.from_arrays(mask)
         if any((each.abs() >= MOST).any() for each in vars(total).values()):
-            raise ParcelError("The sums of this ring do not have its mask.")
+            raise ParcelError("The sums lack the mask of this ring, or a hospital has spoilt them.")
         # After a kill the server may send the same parcel again.
         self.run.save(self._mask, {**mask, "closed": np.array(self.arrived_hash)})
         noise = self.own.noise_in(ring)
