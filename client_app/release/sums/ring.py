@@ -23,12 +23,12 @@ from client_app.run import Kept
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.errors import DivergedError
 from learning.models.taps import last_layer
-from learning.packing import numpy_arrays, pack_network
+from learning.packing import pack_network
 from learning.sums import Sums, random_mask
 from strategies.protocol.parcel import Manifest, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
-from strategies.protocol.soundness import flaw_of
+from strategies.protocol.soundness import LARGEST
 from strategies.protocol.sums import ADD, CLOSE, HOME, ring_of
 
 MOST = 2**60  # a larger total still has a mask
@@ -42,7 +42,7 @@ def visit_ring(request: Request) -> Message:
         PolicyError: The sums may not leave, the ring has too few hospitals, or the store would be
             too large.
         SettingsError: δ is too large for the number of patients.
-        DivergedError: A classifier is of no use.
+        DivergedError: The classifier of the totals is of no use.
         DeadlineError: The deadline has passed.
     """
     visit = RingVisit(request)
@@ -115,6 +115,9 @@ class RingVisit:
         noise = self.own.noise_in(ring)
         ridge, _ = self._choose(total - sent, [0], noise)
         self._set(solve(total, ridge, noise))
+        if any((each.abs() >= LARGEST).any() for each in self.network.parameters()):
+            limit = f"beyond {LARGEST:,.0f}"
+            raise DivergedError(f"The classifier of the totals is {limit}: raise sums.ridge.")
         self.sums = total
         return {}
 
@@ -160,8 +163,8 @@ class RingVisit:
     def _set(self, head: Head | None) -> None:
         """Give the network a classifier of d' features; None = weights of 0.
 
-        Raises:
-            DivergedError: The classifier is of no use.
+        Larger weights become `LARGEST`, and are not refused here: of exact sums that stay at the
+        hospital a refusal would reveal a patient.
         """
         layer, seed = last_layer(self.network), self.request.hospital.settings.seed
         with torch.no_grad():
@@ -169,10 +172,10 @@ class RingVisit:
             nn.init.zeros_(layer.weight)
             if head is not None:
                 lifted = head.lift(layer.in_features, rng_for(seed, "projection"))
-                layer.weight += lifted.weights.to(layer.weight.device)
-                layer.bias.copy_(lifted.biases)
-        if flaw := flaw_of(numpy_arrays(self.network.state_dict())):
-            raise DivergedError(f"The sums' classifier is useless: {flaw}. Raise sums.ridge.")
+                parts = (layer.weight, lifted.weights), (layer.bias, lifted.biases)
+                for own, found in parts:
+                    found = found.nan_to_num(LARGEST).clamp(-LARGEST, LARGEST)
+                    own += found.to(own.device)
 
     def _keep_alone(self, exact: Sums) -> None:
         """Keep the classifier of the hospital's own sums, for comparison."""
