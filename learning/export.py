@@ -6,7 +6,7 @@ file has the same text in its metadata.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -50,8 +50,6 @@ SPLIT = (
     "fold",
 )
 
-ByHospital = Mapping[str, Mapping[str, float]]
-
 
 @dataclass(frozen=True)
 class ModelManifest:
@@ -92,28 +90,22 @@ class ModelManifest:
         label: Manifest,
         settings: Settings,
         run: str,
-        images: ByHospital | None = None,
-        tested: ByHospital | None = None,
+        images: dict[str, dict[str, float]] | None = None,
+        tested: dict[str, dict[str, float]] | None = None,
     ) -> "ModelManifest":
         """The manifest of a model, from its parcel's label and its run, dated now."""
         config = settings.run_config
         # A head on features is exported with its frozen body.
         architecture = Architecture.from_json(label.architecture).whole or label.architecture
+        same = ("lineage", "classes", "round", "hop", "epochs", "visited", "replayed", "not_own")
         return cls(
-            lineage=label.lineage,
+            **{name: getattr(label, name) for name in same},
             architecture=architecture,
-            classes=label.classes,
             settings={key: config[key] for key in ("strategy", *FORM, *SPLIT)},
             run=run,
-            round=label.round,
-            hop=label.hop,
-            epochs=label.epochs,
-            visited=label.visited,
-            replayed=label.replayed,
-            not_own=label.not_own,
             parcel=label.hash_of["model"],
-            images={name: dict(counts) for name, counts in (images or {}).items()},
-            tested={name: dict(figures) for name, figures in (tested or {}).items()},
+            images=images or {},
+            tested=tested or {},
             date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             code=code_hash(),
             tasks=settings.tasks,
