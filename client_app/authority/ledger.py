@@ -36,7 +36,7 @@ from client_app.authority.ledger_index import (
     index_of,
     open_index,
 )
-from client_app.authority.ledger_shape import Asked, entry_of
+from client_app.authority.ledger_shape import ASKED, entry_of
 from client_app.authority.node_config import NODE_CONFIG, OwnError, is_simulated, policy_file
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
@@ -51,7 +51,6 @@ from strategies.protocol.redaction import redact
 from strategies.protocol.shapes import ShapeError, from_value
 from warm.process import Handed
 
-ASKED: dict[str, Any] = Asked.__annotations__  # name of a field -> its type
 LONG = 2000  # most characters of a setting in the ledger; valid settings are shorter
 MOST, LONG_KEY = 300, 100  # most settings, and most characters of a key; valid runs have fewer
 

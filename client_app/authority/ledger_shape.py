@@ -1,9 +1,10 @@
 """The allowed content of a line of a ledger."""
 
 from datetime import datetime
-from typing import NotRequired, Required, TypedDict
+from typing import NotRequired, Required, TypedDict, get_type_hints
 
-from strategies.protocol.shapes import ShapeError, from_json
+from strategies.protocol.order import Order
+from strategies.protocol.shapes import ShapeError, from_json, from_value
 
 Plain = bool | int | float | str
 
@@ -27,30 +28,8 @@ class _Values(TypedDict):
 _Failure = TypedDict("_Failure", {"class": str, "reason": str, "rule": NotRequired[str]})
 
 
-class Asked(TypedDict, total=False):
-    """The fields of a request's order that are written down (`Order`)."""
-
-    round: int
-    hop: int
-    learner: str
-    run: str
-    epochs: int
-    leg: int
-    task: int
-    arrived: list[int]
-    images: str
-    test: bool
-    snapshots: bool
-    own_start: bool
-    buffer_size: int
-    replay: list[str]
-    ensemble: bool
-    embeddings: str
-    final: bool
-
-
-class Entry(Asked, total=False):
-    """A line: the request, its terms (settings, code, policy), and the answer."""
+class Entry(TypedDict, total=False):
+    """A line: the request (and what it asked), its terms, and the answer."""
 
     previous: Required[str]
     time: Required[str]
@@ -65,6 +44,16 @@ class Entry(Asked, total=False):
     failure: _Failure
 
 
+# The fields of an order that are not written down, beside `code`, which belongs to the terms.
+_OMITTED = {"hospital", "classes", "asynchronous", "encoder", "sealed", "members", "members_hash"}
+# Those that are, with their types.
+ASKED = {
+    name: kind
+    for name, kind in get_type_hints(Order).items()
+    if name not in _OMITTED | Entry.__annotations__.keys()
+}
+
+
 def entry_of(line: str) -> Entry:
     """Parse a line of a ledger.
 
@@ -73,8 +62,11 @@ def entry_of(line: str) -> Entry:
         ValueError: The line's time is not valid.
     """
     entry = from_json(line, Entry)
+    for key, value in entry.items():
+        if key in ASKED:
+            from_value(value, ASKED[key], key)
     datetime.fromisoformat(entry["time"]).timestamp()
-    if entry.keys() - Entry.__annotations__.keys():
+    if entry.keys() - Entry.__annotations__.keys() - ASKED.keys():
         raise ShapeError("it says what no ledger does")
     if ("left" in entry) == ("failure" in entry):
         raise ShapeError("an answer left, or a failure")
