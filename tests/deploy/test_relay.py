@@ -32,7 +32,7 @@ from PIL import Image
 from cli import main
 from client_app.authority.ledger import path_of, read
 from client_app.authority.policy import Policy
-from client_app.release.buffer import registry
+from client_app.release.buffer import stages
 from client_app.release.buffer.class_gaussians import class_gaussians
 from deploy import demo
 from deploy import server as server_commands
@@ -450,7 +450,7 @@ def test_sealed_feder_on_features_has_the_models_of_its_simulation(tmp_path, mon
         given: Any = SimpleNamespace(hospital=hospital, learnt=job.learnt)
         return class_gaussians(given)
 
-    monkeypatch.setitem(registry.SAMPLERS, "class-gaussians", deployed)
+    monkeypatch.setitem(stages.SAMPLERS, "class-gaussians", deployed)
     _, here = run_of(tmp_path / "images", tmp_path / "here", HOSPITALS, FEDER)
     assert models_of(result, tmp_path) == models_of(here)
     summary = json.loads((result / "summary.json").read_text())

@@ -1,6 +1,6 @@
 """A hospital's buffer: synthetic images in place of its own, made before the first hop.
 
-A sampler (registry.py) learns from the hospital's training images and renders synthetic images.
+A sampler (`stages.SAMPLERS`) learns from the hospital's training images and renders synthetic ones.
 Their release check is in stages.py. A GAN is trained once: the hospital's store keeps it under a
 hash of all its inputs. After an interruption its training continues, and later runs use it again.
 

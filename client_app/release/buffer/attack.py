@@ -16,8 +16,7 @@ from torch import Tensor
 from audit.buffer import Attacked, Trial, attack_buffer, reach_of, shadow_trial
 from audit.class_means import class_means_trial
 from audit.report import Report
-from client_app.release.buffer.job import Job, fingerprint
-from client_app.release.buffer.registry import Sampler
+from client_app.release.buffer.job import Job, Sampler, fingerprint
 from gan.synthesis import balanced_labels
 from learning.samples import Samples, concatenate, one_of_each
 

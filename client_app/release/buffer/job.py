@@ -1,11 +1,11 @@
-"""The input (`Job`) and the result (`Release`) of making a buffer."""
+"""Making a buffer: the input (`Job`), what learns (`Sampler`), and the result (`Release`)."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -64,6 +64,22 @@ class Job:
         return ReleaseError(
             f"The synthetic {self.noun} of '{self.hospital.name}' may not leave it. {why}"
         )
+
+
+class Sampler(Protocol):
+    """A sampler, which has learnt from a hospital's images and renders synthetic images.
+
+    Shapes: `N` images, `C` channels, `H, W` pixels.
+    """
+
+    figures: dict[str, float]  # its measured figures, under declared names
+    classes: Tensor  # classes that it can render, int64 [.]
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own.
+
+        On features they are features, float32 [N, d, 1, 1] of length 1.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -9,14 +10,23 @@ import torch
 from audit.copies import Auditor
 from audit.report import Report
 from client_app.release.buffer.attack import attack
-from client_app.release.buffer.job import Job, Release, sample
-from client_app.release.buffer.registry import SAMPLERS, Sampler
+from client_app.release.buffer.class_gaussians import class_gaussians
+from client_app.release.buffer.gan_sampler import GANSampler
+from client_app.release.buffer.job import Job, Release, Sampler, sample
+from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
 from gan.nearest import nearest
 from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 
 CHECKED = 7  # version of the check: increase it with each change, so that buffers are made again
+
+# All samplers by name; each is one short file.
+SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
+    "stylegan2-ada": GANSampler,
+    "dp-mean-embedding": MeanEmbeddingSampler,
+    "class-gaussians": class_gaussians,
+}
 
 
 def make(job: Job) -> Release:
