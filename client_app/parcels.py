@@ -66,7 +66,9 @@ def unpack(
     """
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
-        opened, label = open_parcel(restore_encoder(parcel, _encoder(request)), request.seal)
+        if hash_ := request.order.encoder:
+            parcel = restore_encoder(parcel, _sent_or_kept(request, "encoder", "encoder", hash_))
+        opened, label = open_parcel(parcel, request.seal)
         if label.round > request.order.round:
             raise ParcelError(f"The parcel of lineage '{label.lineage}' is from a future round.")
         _check_fit(hospital, label)
@@ -128,7 +130,7 @@ def open_buffers(request: Request) -> dict[str, Samples]:
     buffers = {}
     with request.clock.measure("serialise"):
         for maker, hash_ in request.order.hash_of.items():
-            record = _received_buffer(request, hash_)
+            record = _sent_or_kept(request, "buffer", f"{hash_}/buffer", hash_)
             try:
                 buffers[maker] = _open_buffer(request, maker, record)
             except ParcelError as error:
@@ -143,18 +145,6 @@ def keep_record(hospital: Hospital, name: str, record: ArrayRecord) -> None:
     """Keep a buffer or an encoder, in its travelling form, for later messages."""
     check_disk(hospital.machine, hospital.store.folder.parent, size_of(record))
     hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
-
-
-def _encoder(request: Request) -> ArrayRecord:
-    """The frozen arrays that travel once, by the order; empty if models travel whole."""
-    hospital, hash_ = request.hospital, request.order.encoder
-    if not hash_:
-        return ArrayRecord()
-    sent = find_record(request.message.content, "encoder", ArrayRecord)
-    record = _sent_or_kept(hospital, sent, "encoder", hash_)
-    if sent:
-        keep_record(hospital, f"encoders/{hash_}", sent)
-    return record
 
 
 def _local(request: Request, network: nn.Module) -> set[str]:
@@ -187,15 +177,6 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         raise ParcelError(f"The model of '{label.lineage}' has other classes than its label.")
 
 
-def _received_buffer(request: Request, hash_: str) -> ArrayRecord:
-    """A buffer in its travelling form; it is kept, since the server sends it once."""
-    sent = find_record(request.message.content, f"{hash_}/buffer", ArrayRecord)
-    record = _sent_or_kept(request.hospital, sent, "buffer", hash_)
-    if sent:
-        keep_record(request.hospital, f"buffers/{hash_}", sent)
-    return record
-
-
 def _open_buffer(request: Request, maker: str, record: ArrayRecord) -> Samples:
     hospital, order = request.hospital, request.order
     opened = request.seal.open_buffer(record, maker) if request.seal else record
@@ -206,16 +187,20 @@ def _open_buffer(request: Request, maker: str, record: ArrayRecord) -> Samples:
     return samples.to(hospital.device)
 
 
-def _sent_or_kept(
-    hospital: Hospital, sent: ArrayRecord | None, kind: str, hash_: str
-) -> ArrayRecord:
-    """An encoder or a buffer with this hash, of this message or an earlier one."""
+def _sent_or_kept(request: Request, kind: str, name: str, hash_: str) -> ArrayRecord:
+    """An encoder or a buffer with this hash, in its travelling form.
+
+    The server sends it once, as the record `name`. So it is kept, for later messages.
+    """
+    store, place = request.hospital.store, f"{kind}s/{hash_}"
+    sent = find_record(request.message.content, name, ArrayRecord)
     record = sent or ArrayRecord()
     if not sent:
         with suppress(OSError, ArchiveError):  # a damaged file counts as a missing one
-            kept = hospital.store.load(f"{kind}s/{hash_}")
-            record = ArrayRecord({name: Array(array) for name, array in kept.items()})
+            record = ArrayRecord({key: Array(array) for key, array in store.load(place).items()})
     check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The {kind} {hash_:.12} is missing, or has changed on its way.")
+    if sent:
+        keep_record(request.hospital, place, sent)
     return record
