@@ -7,9 +7,10 @@ PLoS Genetics 4(8), e1000167, 2008). For normal distributions the best score is 
 
     (z − r_c)ᵀ w_c / √(w_cᵀ S w_c),    w_c = S⁻¹ (m_c − r_c)
 
-S is the covariance of synthetic features within classes, shrunk to its mean variance. Scores of all
-classes have the same scale. An image has the score 0 if its class has no reference or no synthetic
-features.
+S is the covariance of references within classes, shrunk to that of synthetic features and to its
+mean variance. Features of a network are correlated. Synthetic ones are not, since the samplers draw
+each number by itself. Scores of all classes have the same scale. An image has the score 0 if its
+class has no reference or no synthetic features.
 
 Synthetic features of gan/noised_features.py are in a subspace that everybody knows. The attacker
 looks at all features there, scaled to length 1.
@@ -28,7 +29,7 @@ from gan.noised_features import subspace
 from learning.samples import Samples
 
 CLASS_MEANS = "class means"
-SHRINKAGE = 0.1  # of the covariance to its mean variance
+SHRINKAGE = 0.1  # of the covariance of references, each time
 
 
 def class_means_trial(
@@ -49,13 +50,12 @@ def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
     vectors, drawn, known = _project(
         *(each.images.flatten(1).double() for each in (images, synthetic, references))
     )
-    apart = drawn.clone()
-    for label in synthetic.labels.unique():
-        own = synthetic.labels == label
-        apart[own] -= drawn[own].mean(dim=0)
-    spread = (1 - SHRINKAGE) * apart.T @ apart / len(apart)
-    # Without a floor there would be no inverse if each class has one synthetic image.
-    spread.diagonal().add_(SHRINKAGE * apart.square().mean().clamp_min(1e-12))
+    of_drawn = _covariance(drawn, synthetic.labels)
+    spread = _covariance(known, references.labels).lerp(of_drawn, SHRINKAGE)
+    # Without a floor there would be no inverse if each class has one feature of either kind.
+    floor = SHRINKAGE * spread.diagonal().mean().clamp_min(1e-12)
+    spread = (1 - SHRINKAGE) * spread
+    spread.diagonal().add_(floor)
     found = np.zeros(len(images))
     for label in images.labels.unique():
         mine, others = synthetic.labels == label, references.labels == label
@@ -70,6 +70,14 @@ def scores(images: Samples, references: Samples, synthetic: Samples) -> Scores:
         score = (vectors[rows] - middle) @ weights / scale
         found[rows.cpu().numpy()] = score.cpu().numpy()
     return found
+
+
+def _covariance(vectors: Tensor, labels: Tensor) -> Tensor:
+    """The covariance [d, d] within classes of vectors [N, d], N > 0."""
+    apart = vectors.clone()
+    for label in labels.unique():
+        apart[labels == label] -= vectors[labels == label].mean(dim=0)
+    return apart.T @ apart / len(apart)
 
 
 def _project(images: Tensor, synthetic: Tensor, references: Tensor) -> tuple[Tensor, ...]:

@@ -137,6 +137,30 @@ def test_a_mean_of_few_features_reveals_them(seen, found):
     assert (trial.worth.attack.auc.low > 0.7) == found
 
 
+def test_correlated_features_reveal_members_as_others_do():
+    """Whitened, 64 features of a class of n = 20 members shift the mean score by √(64 / 20) = 1.8.
+
+    With m = 200 references of the class it is 1.7 = 1.8 / √(1 + n / m), so the AUC is 0.88 at most:
+    Φ(1.7 / √2). Eight strong directions alone give √(8 / 20): 0.67.
+    """
+    rng = torch.Generator().manual_seed(0)
+    mixing = torch.randn(8, 64, generator=rng)
+
+    def correlated(count, width=64):
+        strong = torch.randn(count, 8, generator=rng) @ mixing
+        drawn = 20 + strong + torch.randn(count, width, generator=rng)
+        return Samples(normalize(drawn)[:, :, None, None], torch.arange(count) % 2)
+
+    areas = []
+    for _ in range(5):
+        members, others, labels = correlated(40), correlated(800), torch.arange(400) % 2
+        made = Samples(ClassGaussians(members.images, members.labels).render(labels, 3), labels)
+        halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
+        trial = class_means_trial(members, (halves[0], halves[1]), made, reach=1.0)
+        areas.append(trial.worth.attack.auc.value)
+    assert 0.8 < np.mean(areas) < 0.9
+
+
 @pytest.mark.parametrize("count", [400, 100])  # the subspace has 128 directions
 @pytest.mark.parametrize("seen", [True, False])
 def test_a_mean_in_a_subspace_reveals_them_without_noise(seen, count):
