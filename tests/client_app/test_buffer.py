@@ -112,6 +112,32 @@ def test_no_least_number_of_images_counts_those_of_a_class(hospital, monkeypatch
     assert learnt(16, 20, least=16) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("many", "method", "left"),
+    [
+        (6, "class-gaussians", [0, 1]),
+        (7, "class-gaussians", [1]),
+        (7, "stylegan2-ada", [0, 1]),
+    ],
+)
+def test_no_patient_decides_on_the_mean_of_a_class(hospital, monkeypatch, many, method, left):
+    """One of 10 patients has k images: (k + 9)² / (k² + 9) is 5.0 if k is 6, and 4.4 if k is 7."""
+    monkeypatch.setattr(buffer, "make", lambda job: Release(job.learnt, {}))
+    monkeypatch.setattr(buffer, "_distance", lambda *_: SimpleNamespace(name="x"))
+    rules = Policy.read()
+    assert rules.release.min_averaged == 5
+    frozen = {"train__freeze": "body", "model": "cnn"} if method == "class-gaussians" else {}
+    place = hospital(gan__method=method, **frozen)
+    owners = torch.tensor([*[0] * many, *range(1, 70)])
+    labels = (owners >= 10).long()
+    images = torch.zeros(len(labels), 1, 8, 8, dtype=torch.uint8)
+    train = replace(
+        place.data.train, pixels=images, labels=labels, rows=None, groups=owners.numpy()
+    )
+    place = replace(place, policy=rules, data=replace(place.data, train=train, classes=("a", "b")))
+    assert make_buffer(place, 20, soon()).samples.labels.unique().tolist() == left
+
+
 @pytest.mark.slow
 def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
     made = make_buffer(hospital(), 20, soon())

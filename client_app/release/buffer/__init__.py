@@ -32,7 +32,7 @@ from client_app.authority.policy import PolicyError
 from client_app.datasets.pool import Indices, LocalSamples, least_patients
 from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
-from client_app.release.buffer.job import Job, Release, fingerprint, frequent_rows
+from client_app.release.buffer.job import Job, Release, averaged_rows, fingerprint, frequent_rows
 from client_app.release.buffer.stages import CHECKED, make
 from client_app.run import count_model
 from client_app.store import Store, hold_lock, own_folder
@@ -84,7 +84,7 @@ def make_buffer(
     inception = inception_file(gan.inception_weights) if preset.pretrained else None
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
     countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
-    rows = countable[_learnt_rows(hospital, train.labels.cpu()[countable])]
+    rows = countable[_learnt_rows(hospital, countable)]
     learnt, patients = train[rows], data.train.patients[rows.numpy()]
     if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
         _check_patients(hospital, rows, len(countable))
@@ -149,20 +149,24 @@ def make_buffer(
     return Release.from_arrays(kept, hospital.device)
 
 
-def _learnt_rows(hospital: Hospital, labels: Tensor) -> Tensor:
-    """Images of classes that a buffer may show, bool [n], from their labels [n].
+def _learnt_rows(hospital: Hospital, rows: Tensor) -> Tensor:
+    """Images of classes that a buffer may show, bool [n], of the training images int64 [n].
 
     A run chooses `release.min-class-images`: compared with exact numbers of images, it would count
     them. So in a deployment it is compared with numbers in whole groups.
     """
-    fewest, gan = hospital.settings.release.min_class_images, hospital.settings.gan
+    train, gan = hospital.data.train, hospital.settings.gan
+    labels, fewest = train.labels.cpu()[rows], hospital.settings.release.min_class_images
     if not (policy := hospital.policy):
         return frequent_rows(labels, fewest)
     rules = policy.release
-    averages = gan.method == "class-gaussians" or gan.least_averaged is not None
+    averages = gan.least_averaged is not None
     least = max(rules.min_class_training_images, rules.min_averaged if averages else 0)
-    rounded = frequent_rows(labels, fewest, policy.figures.smallest_group)
-    return rounded & frequent_rows(labels, least)
+    chosen = frequent_rows(labels, fewest, policy.figures.smallest_group)
+    chosen &= frequent_rows(labels, least)
+    if gan.method == "class-gaussians":
+        chosen &= averaged_rows(labels, train.patients[rows.numpy()], rules.min_averaged)
+    return chosen
 
 
 def _check_patients(hospital: Hospital, rows: Tensor, large: int) -> None:

@@ -133,6 +133,17 @@ def frequent_rows(labels: Tensor, fewest: int, group: int = 1) -> Tensor:
     return ((2 * sizes + group) // (2 * group) * group >= fewest)[labels]
 
 
+def averaged_rows(labels: Tensor, patients: NDArray[np.int64], fewest: int) -> Tensor:
+    """Images in classes whose mean is of at least `fewest` patients: bool [n], from labels [n].
+
+    A patient with many images decides on the mean of a class. So its patients, who have k images
+    each, count as (Σ k)² / Σ k²: all if they have equally many, and about one if one has most.
+    """
+    (kinds, _), images = np.unique((labels.numpy(), patients), axis=1, return_counts=True)
+    alike = np.bincount(kinds, images) ** 2 / np.bincount(kinds, images**2).clip(1)
+    return torch.from_numpy(alike >= fewest)[labels]
+
+
 def sample(samples: Samples, count: int) -> Samples:
     """At most `count` of the samples, at random."""
     chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:count]
