@@ -116,6 +116,9 @@ def measure_gains(
                 f"images of {shown}. If these are departments, not classes, name each of their "
                 "folders. Remove the column 'split', if there is one; else add patients."
             )
+        if part.quarantined:
+            few = f"{amount(part.quarantined, 'image')} cannot be used"
+            log(WARNING, "%s: %s. `fedhandoff preflight` names them.", place, few)
     contents = [{*(each.train.contents or ()), *(each.test.contents or ())} for each in opened[0]]
     for (one, its), (other, theirs) in combinations(zip(places, contents, strict=True), 2):
         both = len(its & theirs)

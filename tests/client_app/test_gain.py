@@ -173,6 +173,14 @@ def test_images_that_two_departments_share_are_named(draw, tmp_path, caplog):
     assert "share 2 images: remove them from one folder." in caplog.text
 
 
+def test_images_that_cannot_be_used_are_counted(draw, tmp_path, caplog):
+    graz, linz = draw("graz", "dark", "light"), draw("linz", "dark", "light")
+    (graz / "dark" / "0.png").write_bytes(b"no picture")
+    measure_gains([graz, linz], tmp_path / "store", splits=2)
+    assert f"{graz}: 1 image cannot be used. `fedhandoff preflight` names them." in caplog.text
+    assert f"{linz}: " not in caplog.text
+
+
 def test_the_command_prints_the_verdict_and_a_row_for_each_place(draw, tmp_path, capsys):
     folders = [str(draw(name, "dark", "light")) for name in ("graz", "linz")]
     with pytest.raises(SystemExit) as ended:
