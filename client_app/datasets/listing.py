@@ -89,6 +89,12 @@ def list_folder(path: str) -> Listing:
             "all, as dataset='manifest:<absolute folder>,<absolute folder>' partition='site'."
         )
     listing = Listing(source)
+    if manifests_in(source):
+        text = "The folder has a manifest.csv, which is not read, since 'dataset' says 'folder'."
+        advice = (
+            "Write 'manifest' there; the manifest's patients and labels count then. Or remove it."
+        )
+        listing.findings.append(Finding("manifest-not-read", text, advice, "amber"))
     for file in images_below(listing, _refuse):
         place = file.relative_to(source)
         where = to_utf8(place)

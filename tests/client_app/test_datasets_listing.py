@@ -45,6 +45,16 @@ def test_a_folder_with_a_name_that_is_not_utf8_is_refused(list_, tree):
         list_(str(folder))
 
 
+def test_a_manifest_that_is_not_read_is_named(tree):
+    """Its patients would not count, and one could be on both sides of the split."""
+    folder = tree("a/0.png", "b/0.png")
+    assert not list_folder(str(folder)).findings
+    (folder / "Manifest.csv").write_text("image,label,patient\na/0.png,a,1\nb/0.png,b,1\n")
+    (finding,) = list_folder(str(folder)).findings
+    assert (finding.problem, finding.level) == ("manifest-not-read", "amber")
+    assert "Write 'manifest' there" in finding.advice
+
+
 def test_a_manifest_is_listed_in_its_order(manifest):
     folder = manifest("note,label,image\nx,nevus,2.png\ny,melanoma,0.png\n")
     listing = list_manifest(str(folder))
