@@ -23,8 +23,8 @@ MEASURES = {
     "tpr": "training images that the attack finds, at 1 false alarm in 100 other images",
 }
 ATTACKS = {
-    "nearest neighbour": "The attack calls an image a training image if a synthetic image, in "
-    "any mirroring or rotation, is nearer to it than the attacker's real images.",
+    "nearest neighbour": "The attack calls an image a training image if a synthetic image is "
+    "nearer to it than the attacker's real images. Pictures are also mirrored and turned.",
     "density": "The attack calls an image a training image if synthetic images are denser "
     "around it than the attacker's real images (DOMIAS).",
     "class means": "The attack calls an image a training image if the mean of the synthetic "
