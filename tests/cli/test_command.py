@@ -334,15 +334,15 @@ def test_output_that_nobody_reads_ends_no_command(output, tmp_path):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "words", ["--help", "", "--version", "hospital", "hospital --help", "check"]
+    "words", ["--help", "", "--version", "hospital", "hospital --help", "policy policy.toml"]
 )
-def test_output_that_cannot_be_written_is_named_in_one_line(words, unbuffered):
+def test_output_that_cannot_be_written_is_named_in_one_line(words, unbuffered, tmp_path):
     """With a buffer Python writes it only as the process ends."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "cli", *words.split()],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
