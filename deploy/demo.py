@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from deploy.errors import DeployError
 from deploy.transport import command_address, free_port
@@ -115,6 +114,8 @@ def run(folder: Path, settings: str) -> Path:
 
 def write_images(folder: Path) -> None:
     """Write scikit-learn's digits as `folder`/<hospital>/<class>/<number>.png."""
+    from sklearn.datasets import load_digits  # takes a second
+
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         hospital, index = number % len(HOSPITALS), number // len(HOSPITALS)
