@@ -107,14 +107,14 @@ FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob(
 
 
 @cache
-def tree_of(path):
-    """The parsed code of a file."""
-    return ast.parse(path.read_text())
+def nodes_of(path):
+    """All nodes of the parsed code of a file."""
+    return [*ast.walk(ast.parse(path.read_text("utf-8")))]
 
 
 def imports_of(path):
     """Every module that a file imports anywhere, with its full dotted name."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -143,7 +143,7 @@ IN_PLACE = {
 
 def writes_of(path):
     """The lines of a file that write another file in place, and no draft."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             target, _, name = ast.unparse(node.func).rpartition(".")
             words = [ast.unparse(each) for each in (*node.args, *node.keywords)]
@@ -198,7 +198,7 @@ def _is_within(name, modules):
 
 def private_in(path):
     """The names that a file takes of Flower's private modules, with their modules."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and _is_within(node.module, PRIVATE):
             yield from ((node.module, alias.name) for alias in node.names)
 
@@ -238,15 +238,14 @@ def test_there_are_no_circles():
     modules = {name.removesuffix(".__init__") for name in names.values()}
     graph = {}
     for path, name in names.items():
-        tree = tree_of(path)
         types = {
             each
-            for node in ast.walk(tree)
+            for node in nodes_of(path)
             if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             for each in ast.walk(node)
         }
         found: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module and node not in types:
                 each_of = {f"{node.module}.{alias.name}" for alias in node.names}
                 found |= (each_of & modules) or ({node.module} & modules)
@@ -270,9 +269,8 @@ SAFE_WITH = {
 }
 
 
-def pickling_in(tree):
+def pickling_in(nodes):
     """Every name in parsed code that can unpickle, under whatever alias; without the safe calls."""
-    nodes = [*ast.walk(tree)]
     aliases, safe = {}, set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -303,7 +301,7 @@ def pickling_in(tree):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_pickled(path):
-    assert not [*pickling_in(tree_of(path))]
+    assert not [*pickling_in(nodes_of(path))]
 
 
 def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
@@ -311,7 +309,7 @@ def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
     reading = {
         path.name
         for path in sorted((ROOT / "client_app").rglob("*.py"))
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.Attribute) and node.attr == "node_config"
     }
     assert reading == {"node_config.py"}
@@ -339,7 +337,7 @@ def test_a_hospital_reads_what_it_says_of_itself_in_one_place():
     ],
 )
 def test_pickling_is_found(source):
-    assert [*pickling_in(ast.parse(source))]
+    assert [*pickling_in([*ast.walk(ast.parse(source))])]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +350,7 @@ def test_pickling_is_found(source):
     ],
 )
 def test_what_does_not_pickle_is_let_through(source):
-    assert not [*pickling_in(ast.parse(source))]
+    assert not [*pickling_in([*ast.walk(ast.parse(source))])]
 
 
 @pytest.mark.parametrize("module", ["server_app.app", "client_app.app"])
@@ -389,7 +387,7 @@ WITHOUT_LIMIT = {"_fields_of", "_read_defaults", "_read"}
 
 def test_what_a_process_remembers_has_a_limit():
     """A server chooses settings and texts, and a hospital's resident process stays for days."""
-    nodes = (node for path in FILES for node in ast.walk(ast.parse(path.read_text("utf-8"))))
+    nodes = (node for path in FILES for node in nodes_of(path))
     found = {
         node.name
         for node in nodes
