@@ -48,7 +48,7 @@ from audit.epsilon import prove_epsilon
 from audit.membership import Contrast, Scores, contrast, exceeds
 from audit.report import Report
 from audit.search import orientations
-from learning.intervals import Estimate
+from learning.intervals import Figure
 from learning.samples import one_of_each
 
 SIDE = 16  # most pixels of a small image, each way
@@ -70,8 +70,8 @@ class Trial:
 
     attack: str  # its name
     worth: Contrast
-    leak_auc: Estimate  # by the excess of its AUC
-    leak_tpr: Estimate  # by the excess of its true positive rate at 1 % false positives
+    leak_auc: Figure  # by the excess of its AUC
+    leak_tpr: Figure  # by the excess of its true positive rate at 1 % false positives
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class Attacked:
     bound: Bound | None = None  # None without a claim or without trials
 
     @property
-    def leak(self) -> Estimate | None:
+    def leak(self) -> Figure | None:
         """The leak that decides; None without trials. One of an AUC can only refuse a buffer."""
         leaks = [each.leak_tpr for each in self.trials]
         leaks += [each.leak_auc for each in self.trials if exceeds(each.leak_auc, self.limit)]
-        return max(leaks, key=lambda x: (exceeds(x, self.limit), x.high), default=None)
+        return max(leaks, key=lambda x: (exceeds(x, self.limit), x["high"]), default=None)
 
     @property
     def leaks(self) -> bool:
@@ -121,7 +121,7 @@ class Attacked:
             return "not attacked"
         if self.leaks or (self.bound and self.bound.refuted):
             return "refused"
-        if self.leak is None or self.noticed is None or self.leak.high > self.limit:
+        if self.leak is None or self.noticed is None or self.leak["high"] > self.limit:
             return "too small to tell"
         return "passed"
 
@@ -131,9 +131,9 @@ class Attacked:
             return self
         proven = [
             prove_epsilon(  # the threshold is an order statistic of the others, as it may be
-                round(worth.tpr.value * worth.members),
+                round(worth.tpr["value"] * worth.members),
                 worth.members,
-                round(worth.fpr.value * worth.others),
+                round(worth.fpr["value"] * worth.others),
                 worth.others,
                 delta,
                 confidence=1 - 0.05 / len(self.trials),
@@ -158,7 +158,7 @@ class Attacked:
                 "and release.untested (or the policy) does not allow such a release."
             )
         leak = self.leak
-        evidence = {**asdict(self), "leak": leak and asdict(leak), "verdict": self.verdict}
+        evidence = {**asdict(self), "leak": leak, "verdict": self.verdict}
         return Report(refusal=refusal, leaks=(leak,) if leak else (), evidence=evidence)
 
 

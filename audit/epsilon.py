@@ -39,8 +39,8 @@ def prove_epsilon(
         delta: δ, in [0, 1).
         confidence: Probability that ε is at least the returned value, in (0, 1).
     """
-    tpr = clopper_pearson(true_positives, positives, confidence).low  # no more than the true one
-    fpr = clopper_pearson(false_positives, negatives, confidence).high  # no less
+    tpr = clopper_pearson(true_positives, positives, confidence)["low"]  # no more than the true one
+    fpr = clopper_pearson(false_positives, negatives, confidence)["high"]  # no less
     return max(0.0, _log_ratio(tpr - delta, fpr), _log_ratio(1 - fpr - delta, 1 - tpr))
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest, rankdata
 from sklearn.metrics import roc_auc_score
 
-from learning.intervals import Estimate, auroc_error, combine, wilson
+from learning.intervals import Figure, auroc_error, combine, wilson
 
 FALSE_POSITIVES = 0.01  # the rate at which true positives are counted
 
@@ -28,26 +28,26 @@ class Success:
 
     members: int  # number of scored members
     others: int  # number of scored others
-    auc: Estimate  # of members against others; error by Hanley and McNeil (Radiology 143, 1982)
-    tpr: Estimate  # share of members above a threshold that at most 1 % of others exceed
-    fpr: Estimate  # share of others above this threshold
+    auc: Figure  # of members against others; error by Hanley and McNeil (Radiology 143, 1982)
+    tpr: Figure  # share of members above a threshold that at most 1 % of others exceed
+    fpr: Figure  # share of others above this threshold
 
 
 @dataclass(frozen=True)
 class Decided(Success):
     """The success of an attack that decides on each image by itself."""
 
-    accuracy: Estimate  # the mean of the shares of members and of others with the right answer
+    accuracy: Figure  # the mean of the shares of members and of others with the right answer
 
 
-def accuracy(members: Scores, others: Scores, threshold: float) -> Estimate:
+def accuracy(members: Scores, others: Scores, threshold: float) -> Figure:
     """The mean of the shares of members [M] and of others [O] with the right answer.
 
     A score at or above `threshold`, which comes from other data, means a member.
     """
     found = clopper_pearson(int((members >= threshold).sum()), len(members))
     spared = clopper_pearson(int((others < threshold).sum()), len(others))
-    return combine((0.5, 0.5), (found, spared), None)
+    return combine((0.5, 0.5), (found, spared))
 
 
 def success(members: Scores, others: Scores) -> Success:
@@ -68,7 +68,7 @@ def strictest(others: Scores) -> float:
     return float(ordered[len(ordered) - 1 - int(FALSE_POSITIVES * len(ordered))])
 
 
-def auc(members: Scores, others: Scores) -> Estimate:
+def auc(members: Scores, others: Scores) -> Figure:
     """The area under the ROC curve of scores [M] and [O], with its interval."""
     truth = np.repeat((1, 0), (len(members), len(others)))
     area = float(roc_auc_score(truth, np.concatenate((members, others))))
@@ -78,10 +78,10 @@ def auc(members: Scores, others: Scores) -> Estimate:
     return wilson(area, area * (1 - area) / error**2 if error else min(m, n))
 
 
-def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
+def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Figure:
     """A share of hits, with its exact interval (Clopper and Pearson, Biometrika 26, 1934)."""
     exact = binomtest(hits, number).proportion_ci(level, "exact")
-    return Estimate(hits / number, float(exact.low), float(exact.high))
+    return Figure(value=hits / number, low=float(exact.low), high=float(exact.high))
 
 
 @dataclass(frozen=True)
@@ -91,31 +91,35 @@ class Contrast:
     attack: Success
     # Of members against members, over many random splits with as many others as in the attack: the
     # mean, and the range of 95 % of the splits
-    control_auc: Estimate
-    control_tpr: Estimate  # its mean is above 1 % if others are few
-    excess_auc: Estimate  # AUC of the attack minus that of its control
-    excess_tpr: Estimate
+    control_auc: Figure
+    control_tpr: Figure  # its mean is above 1 % if others are few
+    excess_auc: Figure  # AUC of the attack minus that of its control
+    excess_tpr: Figure
 
-    def leaks(self, reach: float = 1.0) -> tuple[Estimate, Estimate]:
+    def leaks(self, reach: float = 1.0) -> tuple[Figure, Figure]:
         """The excesses of AUC and of true positive rate, as shares of the largest possible ones.
 
         `reach` is the share of members that an attack could find at all.
         """
         most = (0.5 * reach, (1 - FALSE_POSITIVES) * reach)
         by_auc, by_tpr = (
-            Estimate(*(min(1.0, end / whole) for end in (each.value, each.low, each.high)))
+            Figure(
+                value=min(1.0, each["value"] / whole),
+                low=min(1.0, each["low"] / whole),
+                high=min(1.0, each["high"] / whole),
+            )
             for each, whole in zip((self.excess_auc, self.excess_tpr), most, strict=True)
         )
         return by_auc, by_tpr
 
-    def leak(self) -> Estimate:
+    def leak(self) -> Figure:
         """The leak with the higher lower end: 0 is nothing, 1 is the largest possible excess."""
-        return max(self.leaks(), key=lambda each: each.low)
+        return max(self.leaks(), key=lambda each: each["low"])
 
 
-def exceeds(leak: Estimate, limit: float) -> bool:
+def exceeds(leak: Figure, limit: float) -> bool:
     """Whether a leak is certain, and may be above the limit: doubt counts against release."""
-    return leak.low > 0 and leak.high > limit
+    return leak["low"] > 0 and leak["high"] > limit
 
 
 def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
@@ -126,13 +130,12 @@ def contrast(members: Scores, others: Scores, draws: int = 200) -> Contrast:
     worth = success(members, others)
     controls = _control(members, min(len(others), len(members) // 2), draws)
     excesses = [
-        combine((1.0, -1.0), pair, None)
-        for pair in zip((worth.auc, worth.tpr), controls, strict=True)
+        combine((1.0, -1.0), pair) for pair in zip((worth.auc, worth.tpr), controls, strict=True)
     ]
     return Contrast(worth, *controls, *excesses)
 
 
-def _control(scores: Scores, few: int, draws: int) -> tuple[Estimate, Estimate]:
+def _control(scores: Scores, few: int, draws: int) -> tuple[Figure, Figure]:
     """AUC and true positive rate of an attack on images of one kind, as `Contrast` has them.
 
     In each of `draws` random splits of the scores [N], `few` images count as others, 0 < few < N.
@@ -147,8 +150,9 @@ def _control(scores: Scores, few: int, draws: int) -> tuple[Estimate, Estimate]:
         # Mann and Whitney's count of pairs in the right order.
         areas[k] = (rest.sum() - len(rest) * (len(rest) + 1) / 2) / (len(rest) * few)
         rates[k] = (rest > strictest(alike)).mean()
-    of_area, of_rate = (
-        Estimate(float(each.mean()), *map(float, np.quantile(each, (0.025, 0.975))))
-        for each in (areas, rates)
-    )
-    return of_area, of_rate
+    return _middle(areas), _middle(rates)
+
+
+def _middle(drawn: Scores) -> Figure:
+    low, high = map(float, np.quantile(drawn, (0.025, 0.975)))
+    return Figure(value=float(drawn.mean()), low=low, high=high)

@@ -71,9 +71,9 @@ def audit_model(members: Predictions, others: Predictions, limit: float, epochs:
     perfect = contrast(np.ones(found.attack.members), np.zeros(found.attack.others))
     evidence = {
         "limit": limit,
-        "leak": asdict(found.leak()),
+        "leak": found.leak(),
         "by-loss": asdict(found),
-        "able": perfect.leak().low > min(limit, 0.5),
+        "able": perfect.leak()["low"] > min(limit, 0.5),
     }
     if epochs and min(len(members.labels), len(others.labels)) >= FEWEST:
         evidence["by-network"] = asdict(network_attack(members, others, 0, epochs))

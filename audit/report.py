@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from learning.intervals import Estimate
+from learning.intervals import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,7 +14,7 @@ class Report:
     # Why it may not leave, for the server, without any image or distance; empty = it may leave
     refusal: str = ""
     reasons: tuple[str, ...] = ()  # for the hospital's own log
-    leaks: tuple[Estimate, ...] = ()  # of several attacks: 0 is nothing, 1 the most that can leak
+    leaks: tuple[Figure, ...] = ()  # of several attacks: 0 is nothing, 1 the most that can leak
     evidence: dict[str, Any] = field(default_factory=dict)  # JSON, which stays at the hospital
 
     @property

@@ -60,12 +60,12 @@ def attack(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
             members, others = (_probabilities(network, each) for each in (data.train, data.test))
             by_network = mean(
-                network_attack(members, others, seed, EPOCHS).accuracy.value
+                network_attack(members, others, seed, EPOCHS).accuracy["value"]
                 for seed in range(networks)
             )
             own = members.scores()
             by_loss = accuracy(own, others.scores(), threshold=float(own.mean()))
-            yield by_network, by_loss.value
+            yield by_network, by_loss["value"]
 
 
 def settings_of(run: Path) -> Settings:

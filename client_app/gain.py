@@ -31,10 +31,9 @@ from client_app.release.sums.own import factor_for, patients_by_class, training_
 from client_app.store import DEFAULT
 from learning.closed_form import KAPPAS, RIDGES, Head, choose, solve
 from learning.evaluation import score
-from learning.intervals import mean_over_splits
+from learning.intervals import Figure, mean_over_splits
 from learning.learners.sums import Sums as Learner
 from learning.sums import Sums
-from pages.figures import Figure
 from pages.verdicts.home import ABOUT_GAIN, judge_gain, points
 from strategies.protocol.classes import group_spellings, quote, sort_classes
 from strategies.protocol.files import expand
@@ -73,8 +72,7 @@ class Gain:
     def difference(self) -> Figure:
         """The mean gain over the splits, two or more, with its 95 % interval."""
         gains = [shared - alone for alone, shared in self.pairs]
-        mean = mean_over_splits(gains, self.share)
-        return {"value": mean.value, "low": mean.low, "high": mean.high}
+        return mean_over_splits(gains, self.share)
 
 
 def measure_gains(

@@ -4,7 +4,7 @@ Shapes: `n` images, `K` classes, `G` patients, `A` shares, `B` resamples, `T` th
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import floor, inf, log2, pi, sqrt
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learning.evaluation import areas
-from learning.intervals import Estimate, auroc_error, combine, wilson
+from learning.intervals import Figure, auroc_error, combine, wilson
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -208,13 +208,13 @@ class Sureness:
         worth = self.outcome.shares.worth
         return worth if self.bootstrap else {name: round_down(each) for name, each in worth.items()}
 
-    def estimate_share(self, name: str, value: float) -> Estimate:
+    def estimate_share(self, name: str, value: float) -> Figure:
         """The estimate of a share in `Outcome.shares` around a value."""
         shares = self.outcome.shares
         drawn = self.bootstrap.shares[:, shares.names.index(name)] if self.bootstrap else None
         return self._estimate(name, value, drawn, self.worth[name])
 
-    def estimate_calibration_error(self, value: float) -> Estimate:
+    def estimate_calibration_error(self, value: float) -> Figure:
         """The estimate of the expected calibration error around a value.
 
         A sum of absolute values is above 0 for a calibrated model, too. The lower end is lower by
@@ -227,9 +227,9 @@ class Sureness:
             variances = np.bincount(outcome.bins, sure * (1 - sure) * worth / len(sure), BINS)
         estimate = self._estimate("accuracy", value, drawn, worth)
         excess = sqrt(2 / pi) * float(np.sqrt(variances).sum()) / worth
-        return replace(estimate, low=max(0.0, estimate.low - excess))
+        return {**estimate, "low": max(0.0, estimate["low"] - excess)}
 
-    def estimate_auroc(self, value: float) -> Estimate:
+    def estimate_auroc(self, value: float) -> Figure:
         """The estimate of the mean AUROC over the classes in the test images, around a value."""
         shares, sums = self.outcome.shares, []
         names = [shares.names[place] for place in shares.recalls]
@@ -249,7 +249,7 @@ class Sureness:
 
     def _estimate(
         self, name: str, value: float, drawn: Floats | None, least: float, most: float | None = None
-    ) -> Estimate:
+    ) -> Figure:
         """An estimate over the images of a share, from values in resamples [B] if there are any."""
         if drawn is None:
             return wilson(value, max(least, 1.0))

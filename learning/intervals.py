@@ -8,9 +8,9 @@ the distances to the ends are combined (Zou and Donner, Statistics in Medicine 2
 benchmarks/results/interval-coverage.md compares the coverage with that of percentiles.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import hypot, inf, sqrt
+from collections.abc import Mapping, Sequence
+from math import hypot, inf, isfinite, nan, sqrt
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,25 +18,53 @@ from numpy.typing import NDArray
 Z = 1.959964
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and the ends of its interval."""
+class Figure(TypedDict):
+    """A figure and the ends of its interval; NaN = no interval."""
 
     value: float
     low: float
     high: float
-
-    def widen(self, value: float, noise: float = 0.0, least: float = 0.0) -> "Estimate":
-        """The estimate moved to a reported value, and wider by the deviation of its noise.
-
-        `least` is the lower limit of the figure; the upper limit is 1.
-        """
-        below = hypot(self.value - self.low, Z * noise)
-        above = hypot(self.high - self.value, Z * noise)
-        return Estimate(value, max(least, value - below), min(1.0, value + above))
+    noise: NotRequired[float]  # standard deviation of its noise; absent if it is exact
+    sampled: NotRequired[bool]  # whether it is estimated from a sample of all pairs
 
 
-def wilson(share: float, number: float, freedom: float = inf) -> Estimate:
+def read_figure(metrics: Mapping[str, float], name: str) -> Figure | None:
+    """A figure of a hospital's metrics; None if it is not reported."""
+    if not isfinite(value := metrics.get(name, nan)):
+        return None
+    low, high = (metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))
+    figure = Figure(value=value, low=low, high=high)
+    if f"{name}-noise" in metrics:
+        figure["noise"] = metrics[f"{name}-noise"]
+    return figure
+
+
+def metrics_of(name: str, figure: Figure) -> dict[str, float]:
+    """A figure as metrics of a hospital, which `read_figure` reads; without its noise."""
+    return {name: figure["value"], f"{name}-low": figure["low"], f"{name}-high": figure["high"]}
+
+
+def number(figure: Figure, signed: bool = False) -> str:
+    """A figure in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
+    sign = "+" if signed else ""
+    known = (figure["value"], figure["low"], figure["high"])
+    value, *ends = (f"{each:{sign}.3f}" for each in known if isfinite(each))
+    if not ends and "noise" in figure:
+        return f"{value} (noise ±{Z * figure['noise']:.3f})"
+    return f"{value} ({' to '.join(ends)})" if ends else value
+
+
+def widen(figure: Figure, value: float, noise: float = 0.0, least: float = 0.0) -> Figure:
+    """A figure moved to a reported value, and its interval wider by the deviation of its noise.
+
+    `least` is the lower limit of the figure; the upper limit is 1.
+    """
+    below = hypot(figure["value"] - figure["low"], Z * noise)
+    above = hypot(figure["high"] - figure["value"], Z * noise)
+    return Figure(value=value, low=max(least, value - below), high=min(1.0, value + above))
+
+
+def wilson(share: float, number: float, freedom: float = inf) -> Figure:
     """The Wilson interval of a share of an effective `number` > 0 of independent patients.
 
     `freedom` are the degrees of freedom of the variance behind this number.
@@ -45,7 +73,8 @@ def wilson(share: float, number: float, freedom: float = inf) -> Estimate:
     middle = share + z**2 / (2 * number)
     half = z * sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
     low, high = ((middle + side) / (1 + z**2 / number) for side in (-half, half))
-    return Estimate(share, min(max(low, 0.0), share), max(min(high, 1.0), share))
+    low, high = min(max(low, 0.0), share), max(min(high, 1.0), share)
+    return Figure(value=share, low=low, high=high)
 
 
 def student(freedom: float) -> float:
@@ -63,7 +92,7 @@ def student(freedom: float) -> float:
     )
 
 
-def mean_over_splits(values: Sequence[float], share: float) -> Estimate:
+def mean_over_splits(values: Sequence[float], share: float) -> Figure:
     """The mean d of a figure over random splits of the same patients, and its 95 % interval.
 
     Splits share patients, so their figures d_1 .. d_J are not independent:
@@ -81,17 +110,19 @@ def mean_over_splits(values: Sequence[float], share: float) -> Estimate:
     count, mean = len(values), float(np.mean(values))
     error = np.std(values, ddof=1) * sqrt(1 / count + share / (1 - share))
     half = stdtrit(count - 1, 0.975) * error
-    return Estimate(mean, float(mean - half), float(mean + half))
+    return Figure(value=mean, low=float(mean - half), high=float(mean + half))
 
 
 def combine(
-    weights: Sequence[float], parts: Sequence[Estimate], correlation: NDArray[np.float64] | None
-) -> Estimate:
-    """A weighted sum of estimates [A]; their errors have correlations [A, A], or none."""
+    weights: Sequence[float],
+    parts: Sequence[Figure],
+    correlation: NDArray[np.float64] | None = None,
+) -> Figure:
+    """A weighted sum of figures [A]; their errors have correlations [A, A], or none."""
     factors = np.array(weights)
-    below = np.array([part.value - part.low for part in parts])
-    above = np.array([part.high - part.value for part in parts])
-    value = float(factors @ np.array([part.value for part in parts]))
+    below = np.array([part["value"] - part["low"] for part in parts])
+    above = np.array([part["high"] - part["value"] for part in parts])
+    value = float(factors @ np.array([part["value"] for part in parts]))
     alike = np.eye(len(parts)) if correlation is None else correlation
 
     def length(steps: NDArray[np.float64]) -> float:
@@ -99,7 +130,7 @@ def combine(
 
     down = length(factors * np.where(factors > 0, below, above))
     up = length(factors * np.where(factors > 0, above, below))
-    return Estimate(value, value - down, value + up)
+    return Figure(value=value, low=value - down, high=value + up)
 
 
 def auroc_error(area: float, own: float, others: float) -> float:

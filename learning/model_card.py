@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from learning.export import FORM, ModelManifest
-from learning.intervals import Z
+from learning.intervals import number, read_figure
 from strategies.protocol.files import write_whole
 from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount, printable
@@ -203,14 +203,8 @@ def _is_noised(figures: Mapping[str, float]) -> bool:
 
 
 def _figure(figures: Mapping[str, float], name: str) -> str:
-    """A figure and its interval, or its noise, if they are known."""
-    if name not in figures:
-        return ""
-    ends = [figures[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in figures]
-    within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if len(ends) == 2 else ""
-    if not ends and (noise := figures.get(f"{name}-noise")):
-        within = f" (noise ±{Z * noise:.3f})"
-    return f"{figures[name]:.3f}{within}"
+    figure = read_figure(figures, name)
+    return number(figure) if figure else ""
 
 
 def _count(figures: Mapping[str, float], name: str) -> str:

@@ -11,10 +11,9 @@ tested on the same images, so their errors count as fully dependent.
 from collections.abc import Iterable, Mapping, Sequence
 from math import hypot, isfinite, nan, sqrt
 from statistics import fmean
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
-from learning.intervals import Estimate, Z
-from learning.intervals import combine as combine_estimates
+from learning.intervals import Figure, Z, combine, read_figure
 from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount
 
@@ -27,16 +26,6 @@ FIGURES = {name.replace("-", "_"): name for name in TESTED} | {
 }
 # The figures that several hospitals can only average, with their headings
 MEANS = {name: figure.heading for name, figure in TESTED.items() if figure.is_mean} | {"ece": "ECE"}
-
-
-class Figure(TypedDict):
-    """A figure and the ends of its interval; NaN = no interval."""
-
-    value: float
-    low: float
-    high: float
-    noise: NotRequired[float]
-    sampled: NotRequired[bool]  # whether it is estimated from a sample of all pairs
 
 
 class Headline(Figure):
@@ -59,14 +48,14 @@ def assessment(
     `model` is a lineage.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
-    gain, complete = _figure(metrics, "gain"), all(each["images"] for each in described)
+    gain, complete = read_figure(metrics, "gain"), all(each["images"] for each in described)
     return {
         "kind": kind,
         "model": model,
         "hospital": hospital,
         "images": metrics.get("num-examples"),
         "patients": metrics.get("num-patients"),
-        **{name: _figure(metrics, metric) for name, metric in FIGURES.items()},
+        **{name: read_figure(metrics, metric) for name, metric in FIGURES.items()},
         "compared": direction(gain) if gain and (complete or "noise" not in gain) else "",
         "largest_class": largest_class(described),
         "classes": described,
@@ -75,23 +64,13 @@ def assessment(
     }
 
 
-def _figure(metrics: Mapping[str, float], name: str) -> Figure | None:
-    if not isfinite(value := metrics.get(name, nan)):
-        return None
-    low, high = (metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))
-    figure: Figure = {"value": value, "low": low, "high": high}
-    if f"{name}-noise" in metrics:
-        figure["noise"] = metrics[f"{name}-noise"]
-    return figure
-
-
 def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     images = metrics.get(f"images-of-class-{k}") or None
     right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
-    recall = _figure(metrics, f"recall-of-class-{k}")
+    recall = read_figure(metrics, f"recall-of-class-{k}")
     if recall is None and images and right is not None:
         # A hospital may claim more right answers than images.
-        recall = {"value": min(right / images, 1.0), "low": nan, "high": nan}
+        recall = Figure(value=min(right / images, 1.0), low=nan, high=nan)
     return {
         "name": name,
         "images": images,
@@ -99,8 +78,8 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
         "right": right if images else None,
         "recall": recall,
         "threshold": metrics.get(f"threshold-of-class-{k}"),
-        "sensitivity": _figure(metrics, f"sensitivity-of-class-{k}"),
-        "specificity": _figure(metrics, f"specificity-of-class-{k}"),
+        "sensitivity": read_figure(metrics, f"sensitivity-of-class-{k}"),
+        "specificity": read_figure(metrics, f"specificity-of-class-{k}"),
     }
 
 
@@ -130,15 +109,8 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
                 "to": high,
                 "images": images,
                 "confidence": metrics.get(f"confidence-in-bin-{b}", (low + high) / 2),
-                "right": _figure(metrics, f"right-in-bin-{b}"),
+                "right": read_figure(metrics, f"right-in-bin-{b}"),
             }
-
-
-def combine(weights: Sequence[float], figures: Sequence[Mapping[str, Any]]) -> Figure:
-    """The weighted sum of figures with independent errors."""
-    parts = [Estimate(each["value"], each["low"], each["high"]) for each in figures]
-    total = combine_estimates(weights, parts, None)
-    return {"value": total.value, "low": total.low, "high": total.high}
 
 
 def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
@@ -151,7 +123,11 @@ def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
     mean = combine(
         shares,
         [
-            {end: fmean(each[end] for each in here) for end in ("value", "low", "high")}
+            Figure(
+                value=fmean(each["value"] for each in here),
+                low=fmean(each["low"] for each in here),
+                high=fmean(each["high"] for each in here),
+            )
             for here in at.values()
         ],
     )
@@ -183,16 +159,6 @@ def direction(difference: Figure) -> str:
     if value - below - noise > 0:
         return "better"
     return "worse" if value + above + noise < 0 else "not shown"
-
-
-def number(figure: Figure, signed: bool = False) -> str:
-    """A figure in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
-    sign = "+" if signed else ""
-    known = (figure["value"], figure["low"], figure["high"])
-    value, *ends = (f"{each:{sign}.3f}" for each in known if isfinite(each))
-    if not ends and "noise" in figure:
-        return f"{value} (noise ±{Z * figure['noise']:.3f})"
-    return f"{value} ({' to '.join(ends)})" if ends else value
 
 
 def percent(share: float) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from math import nan
 
+from learning.intervals import Figure, number
 from pages import plots
-from pages.figures import MEANS, Assessment, Figure, number, size
+from pages.figures import MEANS, Assessment, size
 from pages.page import Marked
 from pages.plots import Line, Picture
 from pages.verdicts.model import compare_with_own

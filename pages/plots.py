@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, nan
 from typing import Any
 
-from pages.figures import Figure, number
+from learning.intervals import Figure, number
 
 NUMBERED = 12  # most columns with numbers in the cells
 BLOCK = 20  # most steps beside each other

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from pages.figures import number, percent
+from learning.intervals import number
+from pages.figures import percent
 from pages.page import Marked
 
 UNABLE = Marked("cannot tell", "warn")

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from learning.intervals import Figure, combine
 from pages.figures import (
     MEANS,
     Assessment,
-    Figure,
     Headline,
     assessment,
-    combine,
     largest_class,
     mean_over_hospitals,
     measured_rows,

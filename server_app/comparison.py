@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pages.figures import ROUNDING, Figure, direction, number
+from learning.intervals import Figure, number
+from pages.figures import ROUNDING, direction
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread

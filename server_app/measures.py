@@ -18,8 +18,8 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from learning.intervals import Z
-from pages.figures import ROUNDING, Figure
+from learning.intervals import Figure, Z
+from pages.figures import ROUNDING
 from strategies.engine.events import UNDO, Event, visits
 from strategies.protocol.tested import TESTED
 

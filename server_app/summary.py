@@ -12,7 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from pages.figures import Assessment, Figure, Headline, measured_rows
+from learning.intervals import Figure
+from pages.figures import Assessment, Headline, measured_rows
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 from math import isfinite, nan
 
-from learning.intervals import Z
-from pages.figures import number
+from learning.intervals import Z, number
 from pages.verbs import VERBS
 from server_app.measures import Round, sampled_figure, visit_ends
 from server_app.summary import LABELS

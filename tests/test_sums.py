@@ -18,7 +18,7 @@ from client_app.release.sums.ring import RingVisit
 from client_app.store import Store
 from gan.noised_moments import secure_normal
 from learning.closed_form import RIDGES, solve
-from learning.intervals import Estimate
+from learning.intervals import Figure
 from learning.models import Architecture
 from learning.suited import check_suited
 from learning.sums import ALIKE, Images, Sums, compute_sums
@@ -553,7 +553,7 @@ def test_refused_sums_keep_their_noise_and_cost_their_epsilon_once(tmp_path, mon
 
     def refuse(sent, *_):
         attacked.append(sent.counts.tolist())
-        return Report(evidence={"limit": 0.5}, leaks=(Estimate(1.0, 1.0, 1.0),))
+        return Report(evidence={"limit": 0.5}, leaks=(Figure(value=1.0, low=1.0, high=1.0),))
 
     monkeypatch.setattr("client_app.release.sums.own.audit_sums", refuse)
     monkeypatch.setattr("client_app.release.sums.own.secure_normal", draw)

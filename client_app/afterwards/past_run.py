@@ -29,7 +29,7 @@ from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
-from pages.figures import Figure
+from learning.intervals import Figure
 from strategies.protocol.files import FileError, read_bytes, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError, defaults

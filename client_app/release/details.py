@@ -56,7 +56,7 @@ from learning.assessment import (
 )
 from learning.errors import DivergedError
 from learning.evaluation import probabilities
-from learning.intervals import Estimate, combine, wilson
+from learning.intervals import Figure, combine, metrics_of, widen, wilson
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import rng_for
@@ -85,7 +85,7 @@ class Judged:
 
     sureness: Sureness
     figures: dict[str, float]  # those that may leave
-    recalls: list[Estimate]  # of each class with test images; intervals without the noise
+    recalls: list[Figure]  # of each class with test images; intervals without the noise
     noise: float  # standard deviation of the noise in the balanced accuracy; 0 = no noise
 
 
@@ -261,7 +261,7 @@ class Details:
         sureness = Sureness(outcome, None if noised else Bootstrap.draw(outcome, drawn))
         tables = self._tables(outputs.model, outcome)
         estimates = {
-            name: self._estimate(sureness, name, share, tables).widen(share, tables.noise[name])
+            name: widen(self._estimate(sureness, name, share, tables), share, tables.noise[name])
             for name, share in tables.shares.items()
         }
         recalls = [
@@ -279,14 +279,14 @@ class Details:
         ):
             if name in figures:
                 value = figures[name]
-                estimates[name] = of(value).widen(value, noise.get(name, 0.0))
+                estimates[name] = widen(of(value), value, noise.get(name, 0.0))
                 figures |= {f"{name}-noise": noise[name]} if noised else {}
         details = {**figures, **self._patient_counts, **tables.counts}
         details |= {
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
         }
         for name, estimate in estimates.items():
-            details |= _estimate_figures(name, estimate)
+            details |= metrics_of(name, estimate)
         return Judged(sureness, details, recalls, noise.get("balanced-accuracy", 0.0))
 
     @property
@@ -311,7 +311,7 @@ class Details:
         }
         return {"num-patients": count(np.arange(len(self._labels))), **of_class}
 
-    def _estimate(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
+    def _estimate(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Figure:
         if name == CALIBRATION:
             return sureness.estimate_calibration_error(share)
         if name.startswith(IN_BIN) and self._noised:  # the model decides the images in a bin
@@ -333,7 +333,7 @@ class Details:
         )
         gain = judged.figures[name] - alone.figures[name]
         noise = hypot(judged.noise, alone.noise)
-        figures = _estimate_figures("gain", estimate.widen(gain, noise, least=-1.0))
+        figures = metrics_of("gain", widen(estimate, gain, noise, least=-1.0))
         return figures | ({"gain-noise": noise} if noise else {})
 
     def _operating_point(self, outputs: Outputs) -> Floats:
@@ -405,9 +405,3 @@ class _Tables:
         if noise <= COARSEST:
             self.shares[name] = float(share)
         return noise <= COARSEST
-
-
-def _estimate_figures(name: str, estimate: Estimate) -> dict[str, float]:
-    """An estimate as three figures: the value and both ends of the interval."""
-    ends = {f"{name}-low": estimate.low, f"{name}-high": estimate.high}
-    return {name: estimate.value, **ends}

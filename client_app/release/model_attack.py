@@ -49,7 +49,7 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
         report = audit_model(members, others, limit, EPOCHS if last else 0)
     _note(request, label, report)
     for each in report.leaks:
-        rules.uphold("max-membership", each.high if exceeds(each, limit) else 0.0)
+        rules.uphold("max-membership", each["high"] if exceeds(each, limit) else 0.0)
 
 
 def _predictions(network: nn.Module, part: LocalSamples, deadline: float) -> Predictions:

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from pages.figures import ROUNDING, Assessment, Figure, direction, is_noised, number
+from learning.intervals import Figure, number
+from pages.figures import ROUNDING, Assessment, direction, is_noised
 from pages.page import capital
 from pages.verdicts.model import (
     Verdict,

@@ -5,15 +5,8 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
-from pages.figures import (
-    ROUNDING,
-    Assessment,
-    is_noised,
-    mean_over_hospitals,
-    number,
-    percent,
-    size,
-)
+from learning.intervals import number
+from pages.figures import ROUNDING, Assessment, is_noised, mean_over_hospitals, percent, size
 from strategies.protocol.names import join_names
 
 # `judgement` (pages.page.JUDGED), `text`, the subject `about`, and the `hospital`, `model` and

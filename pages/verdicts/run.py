@@ -4,16 +4,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite, isnan, log
 from typing import Any
 
+from learning.intervals import Figure, combine, number
 from pages.figures import (
     Assessment,
-    Figure,
     Headline,
-    combine,
     direction,
     is_noised,
     mean_over_hospitals,
     measured_rows,
-    number,
 )
 from pages.verdicts.model import (
     COMPARED,

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
+from learning.intervals import number
 from pages import plots
-from pages.figures import deviation, number
+from pages.figures import deviation
 from pages.page import value_text
 from pages.plots import Cells, Lane, Line
 from server_app.measures import LAST_ROUNDS, sampled_figure, visit_ends

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from learning.intervals import Z
+from learning.intervals import Figure, Z
 from pages import plots
-from pages.figures import MEANS, Assessment, Figure, measured_rows, size
+from pages.figures import MEANS, Assessment, measured_rows, size
 from pages.figures_view import (
     CLASS,
     MORE,

@@ -111,5 +111,5 @@ def test_a_buffer_can_copy_some_of_all_members():
     asked, halves = one_of_each(np.arange(400) // 10), (real[400:420], real[420:])
     found = attack_buffer(real[:400], asked, halves, real[:100], 0.05, seed=0)
     (trial, _) = found.trials
-    expected = trial.worth.excess_auc.value / (0.5 * 100 / 400)
-    assert trial.leak_auc.value == pytest.approx(min(1.0, expected))
+    expected = trial.worth.excess_auc["value"] / (0.5 * 100 / 400)
+    assert trial.leak_auc["value"] == pytest.approx(min(1.0, expected))

@@ -14,7 +14,7 @@ from client_app.release.buffer.attack import attack, held_out_halves, shadow_att
 from client_app.release.buffer.job import Job, fingerprint, frequent_rows
 from client_app.release.buffer.stages import uphold
 from gan.presets import PRESETS
-from learning.intervals import Estimate
+from learning.intervals import Figure
 from learning.samples import Samples, concatenate
 from tests.fakes import context, run_config
 
@@ -68,7 +68,7 @@ def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     found = report.evidence
     assert report.passed
     assert found["verdict"] == "passed"
-    assert found["leak"]["high"] == report.leaks[0].high <= 0.05
+    assert found["leak"]["high"] == report.leaks[0]["high"] <= 0.05
     assert (found["members"], found["synthetic"]) == (len(job.learnt), 256)
     assert found["references"] * 2 <= found["others"] == len(job.hospital.data.test)
     assert found["noticed"] is not None
@@ -119,8 +119,9 @@ TOLD = {
 @pytest.mark.parametrize("measure", ["leak_tpr", "leak_auc"])
 def test_doubt_is_against_release_where_a_leak_is_sure(measure, told):
     """The AUC, whose interval is wide, lets nothing pass: the true positive rate has to."""
-    leak, verdict = Estimate(*TOLD[told][0]), TOLD[told][1]
-    measures = {"leak_tpr": Estimate(0, -0.01, 0.01), "leak_auc": Estimate(0, -0.01, 0.01)}
+    (value, low, high), verdict = TOLD[told]
+    leak, none = Figure(value=value, low=low, high=high), Figure(value=0, low=-0.01, high=0.01)
+    measures = {"leak_tpr": none, "leak_auc": none}
     trials = [SimpleNamespace(**measures), SimpleNamespace(**measures | {measure: leak})]
     found: Any = Attacked(0.05, 800, 200, 100, 512, tuple(trials), 0.25)  # type: ignore[arg-type]
     if (measure, verdict) == ("leak_auc", "too small to tell"):
@@ -233,7 +234,7 @@ def test_shadows_tell_what_a_generator_remembers(tmp_path, remembers):
     buffer = copies(job, 64) if remembers else strangers(tmp_path, 64)
     others = Samples(job.hospital.data.test.images, job.hospital.data.test.labels)
     trial = shadow_attack(job, buffer, others, sampler)
-    assert (trial.leak_tpr.low > 0.3) == remembers
+    assert (trial.leak_tpr["low"] > 0.3) == remembers
     for kinds in ({each.folder for each in learnt}, {fingerprint(each.learnt) for each in learnt}):
         assert len(kinds) == 4
     assert not job.hospital.settings.release.without_privacy

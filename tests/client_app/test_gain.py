@@ -9,7 +9,7 @@ from cli import main
 from client_app import gain
 from client_app.errors import DataError
 from client_app.gain import ELSEWHERE, HOME, Gain, describe_gains, measure_gains
-from pages.figures import Figure
+from learning.intervals import Figure
 from pages.verdicts.home import judge_gain
 
 COLOURS = {"dark": 40, "grey": 120, "light": 200}

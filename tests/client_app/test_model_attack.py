@@ -3,7 +3,7 @@
 import json
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,7 @@ from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
 from client_app.store import Store
 from client_app.visit import Visit
-from learning.intervals import Estimate
+from learning.intervals import Figure
 from strategies.protocol.parcel import Manifest
 
 
@@ -107,10 +107,10 @@ def test_few_images_cannot_tell(tmp_path):
 @pytest.mark.parametrize("at", [0, 1])
 def test_either_leak_keeps_a_model_here_by_the_upper_end_of_its_interval(tmp_path, monkeypatch, at):
     """The limit of 0.05 is between the estimate and the upper end."""
-    leak = Estimate(0.04, 0.01, 0.06)
-    leaks = [Estimate(0.0, 0.0, 0.0)]
+    leak = Figure(value=0.04, low=0.01, high=0.06)
+    leaks = [Figure(value=0.0, low=0.0, high=0.0)]
     leaks.insert(at, leak)
-    report = Report(leaks=tuple(leaks), evidence={"leak": asdict(leak), "able": True})
+    report = Report(leaks=tuple(leaks), evidence={"leak": leak, "able": True})
     monkeypatch.setattr("client_app.release.model_attack.audit_model", lambda *_: report)
     with pytest.raises(PolicyError):
         attack_model(asked(tmp_path), Memorising([]), LABEL, rules(0.05))

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from pages.figures import Figure
+from learning.intervals import Figure
 from pages.page import Marked, render, value_text
 from pages.pictures import named_strip
 from pages.plots import Cells, Lane, Line, chart, charts_by_name, heat, spans, steps

@@ -6,7 +6,8 @@ from statistics import fmean
 import pytest
 from pydantic_core import to_json
 
-from pages.figures import assessment, number
+from learning.intervals import number
+from pages.figures import assessment
 from server_app.measures import sampled_figure
 from server_app.summary import Record, measure_round, summarise
 from strategies.engine.events import Event

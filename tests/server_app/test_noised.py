@@ -16,7 +16,8 @@ from client_app.afterwards import worth_here
 from client_app.afterwards.past_hospital import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
-from pages.figures import Figure, assessment, direction, number
+from learning.intervals import Figure, number
+from pages.figures import assessment, direction
 from pages.verdicts.run import COMMAND, texts
 from server_app import wording
 from server_app.summary import Summary, measure_round

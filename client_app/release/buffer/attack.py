@@ -106,7 +106,7 @@ def _figures(found: Attacked, noun: str) -> str:
     """The end of the log line, with the leak and the control."""
     if found.leak is None:
         return "."
-    low, high = (max(end, 0.0) for end in (found.leak.low, found.leak.high))
+    low, high = (max(end, 0.0) for end in (found.leak["low"], found.leak["high"]))
     leak = f"{low:.0%} to {high:.0%} of the leak of copies, and the limit is {found.limit:.0%}"
     if found.noticed is None:
         return f": {leak}. They do not notice if half of the {noun} are near-copies."

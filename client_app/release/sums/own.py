@@ -187,7 +187,7 @@ class OwnSums:
                 (SHARES["firsts"], SHARES["seconds"]),
                 self.request.clock.deadline,
             )
-        certain = (leak.high for leak in report.leaks if exceeds(leak, 0))
+        certain = (leak["high"] for leak in report.leaks if exceeds(leak, 0))
         leak = max(certain, default=0.0 if report.leaks else 1.0)
         rules.uphold("max-membership", leak)
         noted = {
