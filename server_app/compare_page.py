@@ -19,7 +19,6 @@ from server_app.comparison import (
     Method,
 )
 from server_app.measures import mean, spread
-from server_app.runs import METRICS
 from strategies.protocol.text import amount
 
 MOST_ROWS = 60  # rows of a picture
@@ -58,7 +57,7 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
         for m, v in ((m, m.values(compared)) for m in methods)
     ]
     levels = sorted({f"{c:.3f}" for m in methods if isfinite(c := m.constant(compared))})
-    marked = f"{METRICS[compared.metric]}: {', '.join(levels)}" if levels else ""
+    marked = f"{compared.constant}: {', '.join(levels)}" if levels else ""
     axis = SIGNED if compared.signed else None
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
     differences = comparison.differences(compared)
@@ -90,7 +89,7 @@ def _curves(
     # With tasks the classes, and so the constant figure, change from round to round.
     is_constant = len(levels) == 1 and not any(m.values(OVER_TASKS[0]) for m in methods)
     level = float(levels[0]) if is_constant else nan
-    return chart(f"{title}, by round", lines, level, dashed=METRICS.get(compared.metric, ""))
+    return chart(f"{title}, by round", lines, level, dashed=compared.constant)
 
 
 def _difference_picture(title: str, differences: Sequence[Difference]) -> Picture:

@@ -29,9 +29,8 @@ from pages.figures import ROUNDING, direction
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
-from server_app.runs import CompletedRun, find
+from server_app.runs import METRICS, CompletedRun, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
-from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount, setting_text
 
 MOST_CELLS = 1_000_000  # ordered pairs of methods, times hospitals
@@ -48,6 +47,11 @@ class Column:
     digits: int = 3  # after the point
     signed: bool = False  # whether it may be below 0
     most: float = 1.0  # the largest possible difference of two methods
+
+    @property
+    def constant(self) -> str:
+        """The answer with a constant figure; empty if there is none."""
+        return METRICS[self.metric].constant if self.metric else ""
 
     def figure(self, run: CompletedRun, hospital: str) -> float:
         """The figure of a run, over all hospitals or at one; NaN if it was not measured."""
@@ -79,7 +83,7 @@ OVER_TASKS = (
 MORE = (
     *(
         Column(f"{kind}_{name}", (place, figure.heading), name, held)
-        for name, figure in TESTED.items()
+        for name, figure in METRICS.items()
         if figure.is_mean
         for kind, place, held in (
             ("federation", "everywhere", False),

@@ -21,17 +21,13 @@ from strategies.engine.events import LOG
 from strategies.protocol.files import FileError, expand, is_locked, read_text, reason_of
 from strategies.protocol.may_leave import FIGURE
 from strategies.protocol.run_config import read_config
+from strategies.protocol.tested import TESTED
 
 # Limits for reading, since other people's folders may contain anything. LONGEST is the number of
 # letters of a name or a reason.
 MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
 CONFIG = "config.toml"
-# Metrics of an assessment, each with the answer that has its constant figure.
-METRICS = {
-    "balanced_accuracy": "a constant answer, or chance",
-    "accuracy": "always the most frequent class",
-    "auroc": "chance",
-}
+METRICS = {name.replace("-", "_"): figure for name, figure in TESTED.items()}
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,8 @@ def _read(path: Path) -> CompletedRun:
         _means(models),
         _behind(summary),
         {hospital: _images(own) for hospital, own in summary.data.items()},
-        {"balanced_accuracy": chance, "accuracy": mean(shares), "auroc": 0.5},
+        {name: figure.constant_figure for name, figure in METRICS.items()}
+        | {"balanced_accuracy": chance, "accuracy": mean(shares)},
         _note(path / "commit") or summary.code[:12],
     )
 
