@@ -3,9 +3,9 @@
 Shapes: `n` images, `K` classes, `G` patients, `A` shares, `B` resamples, `T` thresholds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import floor, inf, log2, pi, sqrt
 
 import numpy as np
@@ -207,6 +207,21 @@ class Sureness:
         """`Shares.worth`; without a bootstrap rounded for release, down to powers of √2."""
         worth = self.outcome.shares.worth
         return worth if self.bootstrap else {name: round_down(each) for name, each in worth.items()}
+
+    def estimate(
+        self, figures: Mapping[str, float], recalls: Sequence[Figure]
+    ) -> dict[str, Figure]:
+        """The estimates of the figures of every test, around their values.
+
+        `recalls` are the estimates of each class with test images.
+        """
+        equal = [1 / len(recalls)] * len(recalls)
+        found: dict[str, Callable[[float], Figure]] = {
+            "accuracy": partial(self.estimate_share, "accuracy"),
+            "balanced-accuracy": lambda _: combine(equal, recalls, self.correlation()),
+            "auroc": self.estimate_auroc,
+        }
+        return {name: make(figures[name]) for name, make in found.items() if name in figures}
 
     def estimate_share(self, name: str, value: float) -> Figure:
         """The estimate of a share in `Outcome.shares` around a value."""

@@ -39,6 +39,11 @@ def read_figure(metrics: Mapping[str, float], name: str) -> Figure | None:
     return figure
 
 
+def without_interval(value: float) -> Figure:
+    """A figure whose interval is unknown, or which has none."""
+    return Figure(value=value, low=nan, high=nan)
+
+
 def metrics_of(name: str, figure: Figure) -> dict[str, float]:
     """A figure as metrics of a hospital, which `read_figure` reads; without its noise."""
     return {name: figure["value"], f"{name}-low": figure["low"], f"{name}-high": figure["high"]}

@@ -9,11 +9,11 @@ tested on the same images, so their errors count as fully dependent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import hypot, isfinite, nan, sqrt
+from math import hypot, isfinite, sqrt
 from statistics import fmean
 from typing import Any
 
-from learning.intervals import Figure, Z, combine, read_figure
+from learning.intervals import Figure, Z, combine, read_figure, without_interval
 from strategies.protocol.tested import TESTED
 from strategies.protocol.text import amount
 
@@ -70,7 +70,7 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     recall = read_figure(metrics, f"recall-of-class-{k}")
     if recall is None and images and right is not None:
         # A hospital may claim more right answers than images.
-        recall = Figure(value=min(right / images, 1.0), low=nan, high=nan)
+        recall = without_interval(min(right / images, 1.0))
     return {
         "name": name,
         "images": images,

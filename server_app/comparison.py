@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from learning.intervals import Figure, number
+from learning.intervals import Figure, number, without_interval
 from pages.figures import ROUNDING, direction
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
@@ -197,7 +197,7 @@ class Difference:
         count, mean = len(self.by_seed), fmean(self.by_seed.values())
         std = spread(self.by_seed.values()) if count >= SEEDS else nan
         if isnan(std) or (mean and std < ROUNDING):
-            return {"value": mean, "low": nan, "high": nan}
+            return without_interval(mean)
         half = stdtrit(count - 1, 0.975) * std / sqrt(count)
         low, high = max(mean - half, -self.most), min(mean + half, self.most)
         return {"value": mean, "low": float(low), "high": float(high)}

@@ -18,7 +18,7 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from learning.intervals import Figure, Z
+from learning.intervals import Figure, Z, without_interval
 from pages.figures import ROUNDING
 from strategies.engine.events import UNDO, Event, visits
 from strategies.protocol.tested import TESTED
@@ -127,12 +127,12 @@ class RoundEvents:
         return self.tests if self.cross is True else {}
 
     @cached_property
-    def federation(self) -> dict[str, tuple[float, float, float]]:
-        """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
+    def federation(self) -> dict[str, Figure]:
+        """For each metric the mean over all pairs; without an interval if it is exact."""
         if isinstance(self.cross, str):
             return {metric: _sampled_mean(metric, self.tests, self.held_pairs) for metric in TESTED}
         tests = self.complete_tests.values()
-        return {metric: (average(tests, metric), nan, nan) for metric in TESTED}
+        return {metric: without_interval(average(tests, metric)) for metric in TESTED}
 
     @cached_property
     def ensemble(self) -> dict[str, Metrics]:
@@ -291,7 +291,7 @@ def _by_task(tests: Collection[Metrics], begins: str) -> dict[int, float]:
     return {number: average(tests, f"{begins}{number}") for number in numbers}
 
 
-def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[float, float, float]:
+def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> Figure:
     """The mean of a metric over all models and hospitals, and its 95 % interval, from a sample.
 
     Each model m is tested where it is held, H[m] pairs that stand for themselves, and at k[m] of
@@ -315,17 +315,15 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
         others = len(hospitals) - len(own)
         left = others - len(drawn)
         if left and len(drawn) < 2:
-            return nan, nan, nan
+            return without_interval(nan)
         pairs += len(hospitals)
         untested += left
         total += sum(own) + (others * fmean(drawn) if drawn else 0.0)
         spread_ += others * left * variance(drawn) / len(drawn) if left else 0.0
-    if not pairs:
-        return nan, nan, nan
-    estimate, half = total / pairs, Z * sqrt(spread_) / pairs
     if not untested:
-        return estimate, nan, nan
-    return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
+        return without_interval(total / pairs if pairs else nan)
+    estimate, half = total / pairs, Z * sqrt(spread_) / pairs
+    return Figure(value=estimate, low=max(0.0, estimate - half), high=min(1.0, estimate + half))
 
 
 def sampled_figure(figures: Mapping[str, Any], name: str) -> Figure | None:

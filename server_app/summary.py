@@ -10,7 +10,7 @@ from functools import cached_property
 from math import isfinite, nan
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict
 
 from learning.intervals import Figure
 from pages.figures import Assessment, Headline, measured_rows
@@ -26,6 +26,7 @@ from strategies.protocol.files import LARGE, expand, read_json
 from strategies.protocol.shapes import SHAPE
 
 NAME = "summary.json"  # in a result directory
+End = Literal["value", "low", "high"]  # of a figure
 Curves = dict[str, list[float] | dict[str, list[float]]]
 # Prefixes of a hospital's metrics of its synthetic images.
 SYNTHETIC = re.compile(
@@ -188,7 +189,7 @@ def _home_figure(metric: str, label: str = "") -> Any:
     return round_figure(lambda r: average(r.home_tests.values(), metric), label)
 
 
-def _federation_figure(metric: str, end: int = 0, label: str = "") -> Any:
+def _federation_figure(metric: str, end: End = "value", label: str = "") -> Any:
     """1/(M·N) ΣΣ A[m, j], or an end of its interval, if it is an estimate."""
     return round_figure(lambda r: r.federation[metric][end], label)
 
@@ -317,12 +318,12 @@ class Summary:
         "balanced-accuracy", label="balanced accuracy"
     )
     federation_auroc: float = _federation_figure("auroc")
-    federation_accuracy_low: float = _federation_figure("accuracy", 1)
-    federation_accuracy_high: float = _federation_figure("accuracy", 2)
-    federation_balanced_accuracy_low: float = _federation_figure("balanced-accuracy", 1)
-    federation_balanced_accuracy_high: float = _federation_figure("balanced-accuracy", 2)
-    federation_auroc_low: float = _federation_figure("auroc", 1)
-    federation_auroc_high: float = _federation_figure("auroc", 2)
+    federation_accuracy_low: float = _federation_figure("accuracy", "low")
+    federation_accuracy_high: float = _federation_figure("accuracy", "high")
+    federation_balanced_accuracy_low: float = _federation_figure("balanced-accuracy", "low")
+    federation_balanced_accuracy_high: float = _federation_figure("balanced-accuracy", "high")
+    federation_auroc_low: float = _federation_figure("auroc", "low")
+    federation_auroc_high: float = _federation_figure("auroc", "high")
     # 1/N Σ A[mean of all models, j]: the ensemble (`evaluate.ensemble`).
     ensemble_accuracy: float = _ensemble_figure("accuracy", "ensemble (accuracy)")
     ensemble_balanced_accuracy: float = _ensemble_figure("balanced-accuracy", "ensemble")
@@ -341,7 +342,9 @@ class Summary:
         lambda r: average((r.tests[pair] for pair in r.tests if pair[0] == pair[1]), "accuracy")
     )
     # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; equal to the federation's accuracy if M = 2.
-    fa_as_printed: float = round_figure(lambda r: r.federation["accuracy"][0] * len(r.models) / 2)
+    fa_as_printed: float = round_figure(
+        lambda r: r.federation["accuracy"]["value"] * len(r.models) / 2
+    )
     # 1/N Σ A[trained by j, j]: the last model that j trained in the round, right after that visit.
     accuracy_after_visit: float = round_figure(lambda r: mean(r.visit_accuracies()))
     # The mean over the visits of the round.

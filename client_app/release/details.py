@@ -268,19 +268,12 @@ class Details:
             sureness.estimate_share(name, tables.shares.get(name, 0.5))
             for name in (f"{RECALL}{k}" for k in self._classes)
         ]
-        weights = [1 / len(recalls)] * len(recalls)
         noise = noised.deviations(figures) if noised else {}
         if noised:
             tables.settle(figures := dict(figures), noise)
-        for name, of in (
-            ("accuracy", lambda value: sureness.estimate_share("accuracy", value)),
-            ("balanced-accuracy", lambda _: combine(weights, recalls, sureness.correlation())),
-            ("auroc", sureness.estimate_auroc),
-        ):
-            if name in figures:
-                value = figures[name]
-                estimates[name] = widen(of(value), value, noise.get(name, 0.0))
-                figures |= {f"{name}-noise": noise[name]} if noised else {}
+        for name, estimate in sureness.estimate(figures, recalls).items():
+            estimates[name] = widen(estimate, figures[name], noise.get(name, 0.0))
+            figures |= {f"{name}-noise": noise[name]} if noised else {}
         details = {**figures, **self._patient_counts, **tables.counts}
         details |= {
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
