@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 from learning.intervals import Figure
-from pages.figures import Assessment, Headline, measured_rows
+from pages.figures import FIGURES, Assessment, Headline, measured_rows
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_rewind, judge_run
 from server_app import measures, tasks, timing
@@ -39,18 +39,15 @@ class _Share(TypedDict):
     share: float
 
 
-class _Row(TypedDict, total=False):
-    kind: str
-    model: str
-    hospital: str
-    held: bool
-    balanced_accuracy: Figure | None
-    accuracy: Figure | None
-    auroc: Figure | None
-    ece: Figure | None
-    gain: Figure | None
-    largest_class: _Share | None
-    classes: list[dict[str, object]]
+# Rows of `assessments` and `pooled`, as far as other people's files are checked
+_ROW = {
+    **dict.fromkeys(("kind", "model", "hospital"), str),
+    "held": bool,
+    **dict.fromkeys(FIGURES, Figure | None),
+    "largest_class": _Share | None,
+    "classes": list[dict[str, object]],
+}
+_Row = TypedDict("_Row", _ROW, total=False)  # type: ignore[misc]
 
 
 class _Images(TypedDict):
