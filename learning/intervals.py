@@ -10,6 +10,7 @@ benchmarks/results/interval-coverage.md compares the coverage with that of perce
 
 from collections.abc import Mapping, Sequence
 from math import hypot, inf, isfinite, nan, sqrt
+from statistics import fmean, stdev
 from typing import NotRequired, TypedDict
 
 import numpy as np
@@ -97,7 +98,7 @@ def student(freedom: float) -> float:
     )
 
 
-def mean_over_splits(values: Sequence[float], share: float) -> Figure:
+def mean_over_splits(values: Sequence[float], share: float = 0.0) -> Figure:
     """The mean d of a figure over random splits of the same patients, and its 95 % interval.
 
     Splits share patients, so their figures d_1 .. d_J are not independent:
@@ -105,16 +106,16 @@ def mean_over_splits(values: Sequence[float], share: float) -> Figure:
         d ± t_{0.975, J-1} · std(d) · √(1/J + t / (1 - t))
 
     Nadeau and Bengio, "Inference for the generalization error", Machine Learning 52, 2003
-    (corrected resampled t-test).
+    (corrected resampled t-test). With t = 0 the interval is Student's (Biometrika 6, 1908).
 
-    There are two or more values; NaN makes all NaN. `share` is t, the share of the patients that is
-    tested on.
+    There are two or more values, all finite. `share` is t, the share of the patients that is tested
+    on; 0 = the figures are independent.
     """
     from scipy.special import stdtrit  # takes half a second
 
-    count, mean = len(values), float(np.mean(values))
-    error = np.std(values, ddof=1) * sqrt(1 / count + share / (1 - share))
-    half = stdtrit(count - 1, 0.975) * error
+    count, mean = len(values), fmean(values)
+    independent = count / (1 + count * share / (1 - share))
+    half = stdtrit(count - 1, 0.975) * stdev(values) / sqrt(independent)
     return Figure(value=mean, low=float(mean - half), high=float(mean + half))
 
 

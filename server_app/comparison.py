@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations
-from math import inf, isfinite, isnan, nan, sqrt
+from math import inf, isfinite, nan
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from learning.intervals import Figure, number, without_interval
+from learning.intervals import Figure, mean_over_splits, number, without_interval
 from pages.figures import ROUNDING, direction
 from pages.verdicts import methods
 from pages.verdicts.methods import SEEDS
@@ -190,17 +190,15 @@ class Difference:
     @cached_property
     def figure(self) -> Figure | None:
         """The mean, with a 95 % interval by Student's t if it has one."""
-        from scipy.special import stdtrit  # takes half a second
-
         if not self.by_seed:
             return None
-        count, mean = len(self.by_seed), fmean(self.by_seed.values())
-        std = spread(self.by_seed.values()) if count >= SEEDS else nan
-        if isnan(std) or (mean and std < ROUNDING):
+        values = [*self.by_seed.values()]
+        mean = fmean(values)
+        if len(values) < SEEDS or (mean and spread(values) < ROUNDING):
             return without_interval(mean)
-        half = stdtrit(count - 1, 0.975) * std / sqrt(count)
-        low, high = max(mean - half, -self.most), min(mean + half, self.most)
-        return {"value": mean, "low": float(low), "high": float(high)}
+        figure = mean_over_splits(values)
+        low, high = max(figure["low"], -self.most), min(figure["high"], self.most)
+        return {**figure, "low": low, "high": high}
 
     @property
     def has_interval(self) -> bool:

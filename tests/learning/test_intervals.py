@@ -43,3 +43,9 @@ def test_splits_that_share_patients_have_a_wider_interval():
     # t of two degrees of freedom, the standard deviation, and 20 images tested on to 80 trained on.
     half = 4.30265 * 0.1 * (1 / 3 + 20 / 80) ** 0.5
     assert found == pytest.approx({"value": 0.2, "low": 0.2 - half, "high": 0.2 + half}, rel=1e-4)
+
+
+def test_independent_figures_have_student_s_interval():
+    """t of two degrees of freedom, times the standard deviation 0.1, over the root of 3."""
+    found = mean_over_splits([0.1, 0.2, 0.3])
+    assert found["high"] - found["value"] == pytest.approx(4.30265 * 0.1 / 3**0.5, rel=1e-4)
