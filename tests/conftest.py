@@ -7,6 +7,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import typer.main
 from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
 
@@ -147,6 +148,14 @@ def _inside_a_run(_imported):
 def _may_simulate(_imported):
     """Hospitals whose node-config names a part of the data are simulated here."""
     simulate()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands(_imported):
+    """Typer builds all commands anew for each call of one; here they are built once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)
