@@ -157,7 +157,7 @@ def test_correlated_features_reveal_members_as_others_do():
         made = Samples(ClassGaussians(members.images, members.labels).render(labels, 3), labels)
         halves = [others[torch.arange(800) // 2 % 2 == k] for k in (0, 1)]
         trial = class_means_trial(members, (halves[0], halves[1]), made, reach=1.0)
-        areas.append(trial.worth.attack.auc.value)
+        areas.append(trial.worth.attack.auc["value"])
     assert 0.8 < np.mean(areas) < 0.9
 
 

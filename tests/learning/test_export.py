@@ -51,7 +51,9 @@ def manifest_of(blueprint, **changes):
         hashes=["model=abc"],
     )
     chosen = settings(image_size=16, image_fit="pad", strategy="rwt")
-    images = {"graz": {"train": 30, "test": 9, "train/naevus": 30, "test/naevus": 9}}
+    images: dict[str, dict[str, float]] = {
+        "graz": {"train": 30, "test": 9, "train/naevus": 30, "test/naevus": 9}
+    }
     images["graz"] |= {"train/melanoma": 0, "test/melanoma": 0}
     told = {"num-examples": 9, "accuracy": 2 / 3, "accuracy-low": 0.354, "accuracy-high": 0.879}
     of_class = {"images-of-class-1": 4, "recall-of-class-1": 0.0, "specificity-of-class-1": 0.75}
