@@ -17,7 +17,7 @@ COLOURS = {"dark": 40, "grey": 120, "light": 200}
 
 @pytest.fixture(autouse=True)
 def _random_network(monkeypatch):
-    small = {"model": "mlp", "pretrained": "", "image-size": 8}
+    small = {"model": "mlp", "mlp.hidden": "64", "pretrained": "", "image-size": 8}
     monkeypatch.setattr(gain, "SETTINGS", gain.SETTINGS | small)
 
 
