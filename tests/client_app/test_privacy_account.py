@@ -110,7 +110,7 @@ def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tm
 
 @pytest.mark.parametrize(("rules", "counted"), [(None, 1), (replace(RULES, max_epsilon=9.0), 2)])
 def test_a_repeated_visit_counts_again_only_where_its_noise_is_new(tmp_path, rules, counted):
-    first, other = Spent("hop 1", 1.0, 0.1, 10), Spent("hop 2", 1.0, 0.1, 10)
+    first, other = Spent("hop 1", 4.0, 0.1, 10), Spent("hop 2", 4.0, 0.1, 10)
     totals = [spend(tmp_path, each, 1e-5, rules) for each in (first, first, other)]
     assert read_account(tmp_path) == [first] * counted + [other]
     assert (totals[0] == totals[1]) == (counted == 1)
