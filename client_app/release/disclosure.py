@@ -362,6 +362,7 @@ class Noised(Disclosure):
         """The figures of a buffer that cover enough patients, with noise.
 
         Only `figures.max-detailed` buffers get figures: a server can order one after another.
+        A mean over n images of a buffer is about n patients at most.
         """
         most = self.rules.max_detailed
         buffer = fingerprint([most, *sorted(figures.items())])
@@ -372,14 +373,15 @@ class Noised(Disclosure):
             most = 0
         from audit.copies import HELD_OUT  # its imports take seconds
 
-        settings = self.request.hospital.settings
+        settings, size = self.request.hospital.settings, self.request.order.buffer_size
         train = len(np.unique(self.data.train.patients))
         unseen = len(np.unique(self.data.held_out.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
-            "release-median": train / 2,  # a median covers half of the patients
+            **dict.fromkeys(("release-discarded", "mml-", "diversity-"), min(train, size)),
+            "release-median": min(train, size) / 2,  # a median covers half of the patients
             "held-out-refused": min(unseen, HELD_OUT),
-            "release-nearer": min(train, unseen),
+            "release-nearer": min(train, unseen, size),
             "projection": min(train, settings.gan.projections),
         }
         answer = {}

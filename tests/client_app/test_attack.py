@@ -150,7 +150,7 @@ def test_of_each_member_one_image_is_scored(tmp_path):
 
 
 def test_a_shadow_is_trained_on_all_images_of_a_patient_or_on_none(tmp_path):
-    job = job_of(tmp_path, release__shadow_generators=2)
+    job = job_of(tmp_path, release__shadow_generators=2, gan__projections=50)
     owners = job.patients // 10
     of_image = {
         image.numpy().tobytes(): owner
@@ -159,6 +159,7 @@ def test_a_shadow_is_trained_on_all_images_of_a_patient_or_on_none(tmp_path):
     learnt = []
 
     def sampler(shadow):
+        assert not shadow.hospital.settings.gan.projections  # of shadows nothing is measured
         found = (of_image.get(image.numpy().tobytes()) for image in shadow.learnt.images)
         learnt.append({owner for owner in found if owner is not None})
         return SimpleNamespace(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +20,20 @@ from client_app.authority.policy import Policy
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release import buffer
+from client_app.release.buffer import gan_sampler, make_buffer, stages
 from client_app.release.buffer import job as job_module
-from client_app.release.buffer import make_buffer
 from client_app.release.buffer.job import Job, Release
 from gan import quality, schedule
+from gan.networks import to_bytes
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError, DivergedError
+from learning.samples import Samples
 from strategies.protocol import console
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
-from tests.fakes import context, run_config
+from tests.fakes import context, run_config, settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,6 +235,31 @@ def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkey
     assert {path.name for path in folder.glob("*.png")} >= {
         *("buffer.png", "privacy.png", "projections.png"),
     }
+
+
+def test_measured_images_are_of_different_patients(monkeypatch):
+    """One patient has nine of eleven images: a mean over four images could be about this one."""
+    measured = []
+
+    def note(images):
+        measured.append(images.flatten().tolist())
+        return {}
+
+    monkeypatch.setattr(gan_sampler, "mean_w", lambda *args, **kept: None)
+    monkeypatch.setattr(gan_sampler, "measure_privacy", lambda a, b, x, *_, **__: note(to_bytes(x)))
+    monkeypatch.setattr(stages, "class_diversity", lambda images, *_: note(images))
+    images = torch.arange(11, dtype=torch.uint8)[:, None, None, None]
+    learnt = Samples(images, torch.zeros(11, dtype=torch.int64))
+    patients = np.array([0] * 9 + [1, 2])
+    asked = SimpleNamespace(settings=settings(gan__projections=4))
+    rest = {"distance": None, "folder": None, "seed": 0, "deadline": 0.0}
+    job: Any = SimpleNamespace(learnt=learnt, patients=patients, hospital=asked, **rest)
+    trained: Any = SimpleNamespace(plain=None, private=None)
+    gan_sampler._projections(job, learnt, trained)
+    stages.diversity(job, learnt[torch.arange(4)])
+    projected, real, _ = measured
+    for chosen in (projected, real):
+        assert sorted(patients[chosen]) == [0, 1, 2]
 
 
 def copying(hospital, monkeypatch, share=1.0):

@@ -22,8 +22,11 @@ from strategies.protocol.order import Order
 from tests.fakes import settings
 
 
-def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Noised:
-    """The disclosure of a hospital with such test images; an empty policy has the defaults."""
+def of(tmp_path, labels, groups=None, policy="", classes=3, size=512, **config) -> Noised:
+    """The disclosure of a hospital with such test images; an empty policy has the defaults.
+
+    Its order asks for a buffer of `size` images.
+    """
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     labels = torch.tensor(labels)
     samples = LocalSamples(
@@ -38,7 +41,8 @@ def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Noised:
         store=Store(tmp_path),
         settings=settings(**config),
     )
-    order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
+    order = Order(1, 1, "graz", [], "plain", "1", buffer_size=size)
+    run = Store(tmp_path / "runs/1")
     clock = SimpleNamespace(deadline=math.inf)
     request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order, clock=clock)
     found = open_disclosure(request)
@@ -138,10 +142,13 @@ FIGURES = {
     **{"release-median-rank": 0.12345, "held-out-refused": 0.0123, "release-nearer-p": 0.12345},
     **{"projection-plain-lpips-vgg": 0.5, "fid": 123.4, "release-nearer-to-training": 0.5},
     **{"release-passed": 1.0, "gan-iterations": 120.0, "release-refused": 0.0},
+    **{"release-discarded": 0.01, "mml-lpips-vgg": 0.5, "diversity-real-lpips-vgg": 0.5},
 }
 ALWAYS = {"release-passed": 1.0, "gan-iterations": 120.0, "release-refused": 0.0}
 MEDIAN = "release-median-rank"
-OF_ALL = {"fid", "release-nearer-to-training", "release-nearer-p", "held-out-refused"}
+OVER_A_BUFFER = {"release-discarded", "mml-lpips-vgg", "diversity-real-lpips-vgg"}
+OVER_A_BUFFER |= {"release-nearer-to-training", "release-nearer-p"}
+OF_ALL = {"fid", "held-out-refused"} | OVER_A_BUFFER
 
 
 # Patients to train on and to test on, and the figures that leave then.
@@ -167,6 +174,15 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
         least = 0.5 if name == "fid" else 0  # a distance: in proportion
         assert told[name] != FIGURES[name]
         assert least * FIGURES[name] <= told[name] <= FIGURES[name] * (1 + least) + 5 * step
+
+
+@pytest.mark.parametrize(
+    ("size", "stay"), [(9, OVER_A_BUFFER | {MEDIAN}), (10, {MEDIAN}), (20, set())]
+)
+def test_a_figure_of_a_small_buffer_is_about_as_many_patients(size, stay, tmp_path):
+    """A run chooses the size: a mean over four images is about four of 500 patients."""
+    figures = of(tmp_path, [0, 1] * 500, [*range(500)] * 2, size=size, gan__projections=100)
+    assert figures.buffer_figures(FIGURES).keys() == FIGURES.keys() - stay
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,13 @@ def shadow_attack(
     The sampler did not learn from `others`, each of another patient. `train` trains a shadow.
     """
     everyone, settings = concatenate((job.learnt, others)), job.hospital.settings
-    # A shadow leaves nothing: a privacy term without a part in it refuses no buffer.
-    allowed = replace(settings, release=replace(settings.release, without_privacy=True))
+    # A shadow leaves nothing: a privacy term without a part in it refuses no buffer, and nothing of
+    # it is measured.
+    allowed = replace(
+        settings,
+        gan=replace(settings.gan, projections=0),
+        release=replace(settings.release, without_privacy=True),
+    )
     hospital = replace(job.hospital, settings=allowed)
 
     def draw(k: int, half: NDArray[np.bool_]) -> Tensor:

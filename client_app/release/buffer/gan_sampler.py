@@ -21,7 +21,7 @@ from gan.quality import Frechet, frechet
 from gan.schedule import ENOUGH, Standing
 from gan.synthesis import render, render_parts
 from gan.training import Trained, train_gan
-from learning.samples import Samples
+from learning.samples import Samples, one_of_each
 from strategies.protocol.console import Pace
 from strategies.protocol.settings import SettingsError
 
@@ -143,14 +143,17 @@ def _refuse_unprotected(job: Job, trained: Trained) -> None:
 
 
 def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
-    """Distances of both generators' nearest images from training images, if settings ask."""
-    count = job.hospital.settings.gan.projections
-    if not count:
+    """Distances of both generators' nearest images from training images, if settings ask.
+
+    The images are of different patients.
+    """
+    rows = one_of_each(job.patients)[: job.hospital.settings.gan.projections]
+    if not len(rows):
         return {}
     measured = measure_privacy(
         trained.plain,
         trained.private or trained.plain,
-        from_bytes(sample(square, count).images),
+        from_bytes(square.images[rows.to(square.images.device)]),
         mean_w(trained.plain, square.labels, seed=job.seed),
         metric=job.distance,
         folder=job.folder,

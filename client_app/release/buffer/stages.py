@@ -12,12 +12,12 @@ from audit.report import Report
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.class_gaussians import class_gaussians
 from client_app.release.buffer.gan_sampler import GANSampler
-from client_app.release.buffer.job import Job, Release, Sampler, sample
+from client_app.release.buffer.job import Job, Release, Sampler
 from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
 from gan.nearest import nearest
 from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
-from learning.samples import Samples
+from learning.samples import Samples, one_of_each
 
 CHECKED = 8  # version of the check: increase it with each change, so that buffers are made again
 
@@ -117,8 +117,9 @@ def uphold(job: Job, report: Report) -> None:
 
 
 def diversity(job: Job, samples: Samples) -> dict[str, float]:
-    """Mean distance of two images of a class, in the buffer and in as many real images."""
-    kinds = {"real": sample(job.learnt, len(samples)), "synthetic": samples}
+    """Mean distance of two images of a class, in the buffer and in as many patients' images."""
+    rows = one_of_each(job.patients)[: len(samples)]
+    kinds = {"real": job.learnt[rows.to(job.learnt.labels.device)], "synthetic": samples}
     return {
         f"diversity-{kind}-perceptual": class_diversity(each.images, each.labels, job.distance)
         for kind, each in kinds.items()
