@@ -110,7 +110,9 @@ class Basis:
         pixels = images / 255.0
         mean = pixels.mean((2, 3))
         mixed = np.einsum("kc,nchw->nkhw", self.colours, pixels)
-        found = dctn(mixed, axes=(2, 3), norm="ortho").reshape(len(images), -1)[:, self.places]
+        found = dctn(mixed, axes=(2, 3), norm="ortho").reshape(len(images), -1)
+        # By `[:, places]` the last bits of a norm would depend on the number of images.
+        found = found.take(self.places, axis=1)
         pattern = found * self.weights
         norm = np.linalg.norm(pattern, axis=1, keepdims=True)
         pattern = np.divide(pattern, norm, out=np.zeros_like(pattern), where=norm > 0)

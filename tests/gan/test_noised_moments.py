@@ -64,6 +64,15 @@ def test_one_image_more_moves_the_statistic_by_1_at_most(shape, kind):
         assert difference(whole, replaced) <= math.sqrt(2)
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 17, 13), (1, 28, 28)])
+def test_no_bit_of_an_image_depends_on_the_others(shape):
+    """Otherwise one image more could move the parts of all others to the next step."""
+    images = np.random.default_rng(0).integers(0, 256, (9, *shape), dtype=np.uint8)
+    basis = Basis.choose(shape)
+    alone = [basis.vectors(images[i : i + 1])[0] for i in range(9)]
+    assert (basis.vectors(images) == alone).all()
+
+
 def test_the_statistic_is_what_its_docstring_says():
     """Of one grey image by another transform, without noise, to the grid."""
     image = images_of(1)
