@@ -15,8 +15,8 @@ compared with all training images in seven steps.
 5. In parts: each block of the image is compared with blocks of a training image. Blocks near its
    place find bent copies; blocks anywhere find patches that were moved. The third of the blocks
    with the best fit counts: the rest may be hidden, or belong to another image.
-6. Elsewhere: halves and quarters of the image are compared with shrunken training images, and its
-   colours, as grey images, with training images and their colours.
+6. Elsewhere: halves and quarters of the image, and the image without a border, are compared with
+   shrunken training images; its colours, as grey images, with training images and their colours.
 7. Of a patient: two moved candidates of one patient count as more than one.
 
 The time is linear in the number of training images. Steps 1 to 5 and 7 look at grey images.
@@ -176,6 +176,9 @@ class Search:
         residuals["bent"], residuals["in parts"] = self._parts(framed, indices, frames)
         parts = [x for axis in (2, 3) for x in whole.chunk(2, axis)]
         parts += [x for half in parts[:2] for x in half.chunk(2, 3)]
+        side = whole.shape[-1]
+        borders = range(side // 8, min(side // 4, (side - WINDOW) // 2) + 1)
+        parts += [whole[:, :, k : side - k, k : side - k] for k in borders]
         residuals["shrunken"] = self._explain_pieces(parts, self.tiny_known)
         planes = _colours(images).movedim(1, 0)
         known = torch.cat([self.tiny_known, self.tiny_colours])

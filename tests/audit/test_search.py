@@ -96,6 +96,20 @@ def test_two_narrow_images_beside_each_other_are_found(search, training):
     assert (left["shrunken"] < others["shrunken"].min()).double().mean() >= 0.95
 
 
+@pytest.mark.parametrize("edge", [2, 3, 4])
+@pytest.mark.parametrize("grey", [0, 255])
+def test_an_image_in_a_border_is_found(search, training, edge, grey):
+    """Of 16 pixels, 12 to 8 remain for the image."""
+
+    def frame(images):
+        inner = torch.nn.functional.interpolate(images.float(), [16 - 2 * edge] * 2, mode="area")
+        return torch.nn.functional.pad(inner.flip(3), [edge] * 4, value=grey)
+
+    left, _ = residuals(search, frame(training[:20]))
+    others, _ = residuals(search, frame(draw(20, seed=9)[0]))
+    assert (left["shrunken"] < others["shrunken"].min()).double().mean() >= 0.95
+
+
 def test_an_image_of_a_patient_with_several_counts_more(training):
     """Two images of one patient are like it: of two patients they would be one each."""
     rng = torch.Generator().manual_seed(3)

@@ -19,7 +19,7 @@ from gan.quality import class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples, one_of_each
 
-CHECKED = 8  # version of the check: increase it with each change, so that buffers are made again
+CHECKED = 9  # version of the check: increase it with each change, so that buffers are made again
 
 # All samplers by name; each is one short file.
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
