@@ -78,7 +78,7 @@ def prepare(message: Message, context: Context) -> Message:
             made = make_buffer(hospital, size, clock.deadline, large, request.run)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
-            metrics |= of_task.buffer_figures(made.figures)
+            metrics |= of_task.buffer_figures(made.figures, made.samples.labels)
             kind = f"synthetic {'vector' if hospital.data.whole else 'image'}"
             release = f"{amount(len(made.samples), kind)} passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):

@@ -200,8 +200,8 @@ class Disclosure(ABC):
         """Rows of the training images for training losses and operating points, for all runs."""
 
     @abstractmethod
-    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a buffer that may leave."""
+    def buffer_figures(self, figures: Mapping[str, float], labels: Tensor) -> dict[str, float]:
+        """The figures that may leave of a buffer with labels int64 [n]."""
 
     @abstractmethod
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
@@ -269,7 +269,7 @@ class Exact(Disclosure):
         drawn = rng_for(self.request.hospital.settings.seed, "operating point")
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
 
-    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
+    def buffer_figures(self, figures: Mapping[str, float], labels: Tensor) -> dict[str, float]:
         """All figures."""
         return dict(figures)
 
@@ -358,11 +358,12 @@ class Noised(Disclosure):
         share = losses.clamp(max=worst).mean().item() / worst
         return {"train-loss": worst * self.noise.share("train-loss", model, share, step)}
 
-    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a buffer that cover enough patients, with noise.
+    def buffer_figures(self, figures: Mapping[str, float], labels: Tensor) -> dict[str, float]:
+        """The figures of a buffer with labels int64 [n] that cover enough patients, with noise.
 
         Only `figures.max-detailed` buffers get figures: a server can order one after another.
-        A mean over n images of a buffer is about n patients at most.
+        A figure is about patients of the classes of the buffer, which a run chooses. A mean over n
+        images of a buffer is about n patients at most.
         """
         most = self.rules.max_detailed
         buffer = fingerprint([most, *sorted(figures.items())])
@@ -373,8 +374,9 @@ class Noised(Disclosure):
             most = 0
         from audit.copies import HELD_OUT  # its imports take seconds
 
-        settings, size = self.request.hospital.settings, self.request.order.buffer_size
-        train = len(np.unique(self.data.train.patients))
+        settings, own, size = self.request.hospital.settings, self.data.train, len(labels)
+        shown = torch.isin(own.labels.cpu(), labels.cpu()).numpy()
+        train = len(np.unique(own.patients[shown]))
         unseen = len(np.unique(self.data.held_out.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),

@@ -22,11 +22,8 @@ from strategies.protocol.order import Order
 from tests.fakes import settings
 
 
-def of(tmp_path, labels, groups=None, policy="", classes=3, size=512, **config) -> Noised:
-    """The disclosure of a hospital with such test images; an empty policy has the defaults.
-
-    Its order asks for a buffer of `size` images.
-    """
+def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Noised:
+    """The disclosure of a hospital with such test images; an empty policy has the defaults."""
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     labels = torch.tensor(labels)
     samples = LocalSamples(
@@ -41,8 +38,7 @@ def of(tmp_path, labels, groups=None, policy="", classes=3, size=512, **config) 
         store=Store(tmp_path),
         settings=settings(**config),
     )
-    order = Order(1, 1, "graz", [], "plain", "1", buffer_size=size)
-    run = Store(tmp_path / "runs/1")
+    order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
     clock = SimpleNamespace(deadline=math.inf)
     request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order, clock=clock)
     found = open_disclosure(request)
@@ -146,6 +142,7 @@ FIGURES = {
 }
 ALWAYS = {"release-passed": 1.0, "gan-iterations": 120.0, "release-refused": 0.0}
 MEDIAN = "release-median-rank"
+SHOWN = torch.tensor([0, 1] * 256)  # the labels of a buffer
 OVER_A_BUFFER = {"release-discarded", "mml-lpips-vgg", "diversity-real-lpips-vgg"}
 OVER_A_BUFFER |= {"release-nearer-to-training", "release-nearer-p"}
 OF_ALL = {"fid", "held-out-refused"} | OVER_A_BUFFER
@@ -166,7 +163,7 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
     """Of twenty patients ten are on either side of a median. No figure is exact, nor far off."""
     config = {"gan__projections": projections}
     labels, groups = [0, 1] * patients, [*range(patients)] * 2
-    told = of(tmp_path, labels, groups, **config).buffer_figures(FIGURES)
+    told = of(tmp_path, labels, groups, **config).buffer_figures(FIGURES, SHOWN)
     assert told.keys() == leave | ALWAYS.keys()
     assert {name: told[name] for name in ALWAYS} == ALWAYS
     step = step_of(1 / 500, 20)
@@ -181,8 +178,16 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
 )
 def test_a_figure_of_a_small_buffer_is_about_as_many_patients(size, stay, tmp_path):
     """A run chooses the size: a mean over four images is about four of 500 patients."""
-    figures = of(tmp_path, [0, 1] * 500, [*range(500)] * 2, size=size, gan__projections=100)
-    assert figures.buffer_figures(FIGURES).keys() == FIGURES.keys() - stay
+    figures = of(tmp_path, [0, 1] * 500, [*range(500)] * 2, gan__projections=100)
+    assert figures.buffer_figures(FIGURES, SHOWN[:size]).keys() == FIGURES.keys() - stay
+
+
+@pytest.mark.parametrize(("ill", "leave"), [(9, {"held-out-refused"}), (20, {*FIGURES})])
+def test_a_buffer_of_one_class_is_about_the_patients_of_this_class(ill, leave, tmp_path):
+    """A run leaves out classes (release.min-class-images): of 500 patients the buffer shows 9."""
+    figures = of(tmp_path, [1] * ill + [0] * 500, gan__projections=100)
+    told = figures.buffer_figures(FIGURES, torch.ones(512, dtype=torch.int64))
+    assert told.keys() == leave | ALWAYS.keys()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_a_buffer_s_figures_have_noise_of_one_step(name, patients, scale, tmp_pa
     figures.noise = Noise(b"secret")
     step = step_of(1 / patients, 100)
     asked = [{name: 0.5, "gan-iterations": float(k)} for k in range(100)]
-    steps = np.array([scale(figures.buffer_figures(each)[name]) for each in asked]) / step
+    steps = np.array([scale(figures.buffer_figures(each, SHOWN)[name]) for each in asked]) / step
     assert steps == pytest.approx(np.round(steps))
     assert np.mean(steps) == pytest.approx(scale(0.5) / step, abs=0.3)
     assert np.std(steps) == pytest.approx(math.sqrt(13 / 12), rel=0.15)
@@ -208,7 +213,7 @@ def test_a_buffer_s_figures_have_noise_of_one_step(name, patients, scale, tmp_pa
 def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
     """A server can order one after the other; of one that it orders again the same is told."""
     figures = of(tmp_path, [0, 1] * 100, policy="figures.max-detailed = 2")
-    told = [figures.buffer_figures({**FIGURES, "fid": float(k)}) for k in (1, 2, 3, 1)]
+    told = [figures.buffer_figures({**FIGURES, "fid": float(k)}, SHOWN) for k in (1, 2, 3, 1)]
     assert ["fid" in each for each in told] == [True, True, False, True]
     assert told[2] == ALWAYS
     assert told[3] == told[0]
@@ -216,12 +221,12 @@ def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
 
 def test_a_guarantee_is_not_rounded_down(tmp_path):
     bounds = {"gan-epsilon": 1.2449, "gan-delta": 1.2449e-05}
-    assert of(tmp_path, [0, 1] * 100).buffer_figures(bounds) == bounds
+    assert of(tmp_path, [0, 1] * 100).buffer_figures(bounds, SHOWN) == bounds
 
 
 def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
     figures = of(tmp_path, [0, 1])
-    assert Exact(figures.request).buffer_figures(FIGURES) == FIGURES
+    assert Exact(figures.request).buffer_figures(FIGURES, SHOWN) == FIGURES
 
 
 EMBEDDINGS = {
