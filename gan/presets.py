@@ -34,7 +34,7 @@ class Preset:
     r1_every: int  # iterations between gradient penalties, which need a double backward pass
     path_weight: float  # weight of path length regularisation, for smooth latents; 0 = none
     path_every: int  # iterations between path length regularisations; 0 = never
-    style_mixing: float  # share of images from two latents; it makes layers independent
+    style_mixing: float  # share of batches from two latents; it makes layers independent
     ema_images: int  # half-life of the averaged generator, in images
     ada_target: float  # the discriminator overfits if its mean sign on real images is above it
     ada_images: int  # images in which the probability of augmentation can rise from 0 to 1

@@ -66,7 +66,7 @@ class GANSampler:
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, H, W] of classes int64 [N].
 
-        Codes of a set are drawn without replacement over all calls: no refused image comes again.
+        Codes of a set are drawn without replacement over all calls, until all were drawn.
         """
         return _resize(self._square(labels, seed), self.size)
 
