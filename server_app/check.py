@@ -106,7 +106,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
     from learning.models.pretrained import load_pretrained
     from learning.suited import check_suited
 
-    names = {name.strip() for name in settings.model.split(",")}
+    names = settings.networks
     usable = not settings.pretrained or settings.pretrained.endswith(".safetensors")
     allowed = "an exported model (*.safetensors), or empty, for networks that are not torchvision's"
     require(usable or not names & MODELS.keys(), "pretrained", settings.pretrained, allowed)

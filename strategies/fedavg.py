@@ -60,9 +60,8 @@ class FedAvg(Strategy):
             "models: for this learner choose standalone, or a strategy that hands models on (rwt)"
         )
         require(settings.learner not in WITH_MEMORY, "learner", settings.learner, allowed)
-        one = len({name.strip() for name in settings.model.split(",")}) == 1
         allowed = f"one network, since strategy '{settings.strategy}' averages models"
-        require(one, "model", settings.model, allowed)
+        require(len(settings.networks) == 1, "model", settings.model, allowed)
         averaging = settings.section("fedavg", FedAvgSettings)
         self.equal, self.sample = averaging.weights == "equal", averaging.sample
 

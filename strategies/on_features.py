@@ -15,7 +15,7 @@ def check_on_features(strategy: Strategy) -> None:
     named = ("learner", settings.learner) if settings.learner else ("strategy", settings.strategy)
     for key, value, fits, allowed in (
         (*named, trains, "one that needs no images"),
-        ("model", settings.model, "," not in settings.model, "the same at all hospitals"),
+        ("model", settings.model, len(settings.networks) == 1, "the same at all hospitals"),
         ("train.augment", settings.train.augment, settings.train.augment == "none", "none"),
         ("task-cut", settings.task_cut, settings.task_cut != "permuted", "without pixels"),
     ):

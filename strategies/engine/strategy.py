@@ -12,6 +12,7 @@ from strategies.engine.presence import ACTIVE, plan_table
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Visit
+from strategies.protocol.learners import KEEP_NETWORK
 from strategies.protocol.order import Images
 from strategies.protocol.records import Layout
 from strategies.protocol.settings import Settings, require
@@ -60,6 +61,10 @@ class Strategy(ABC):
             allowed = f"empty {here}, which has a learner of its own"
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
+            inner = dict(settings.tables)["ser.learner"] if self.learner == "ser" else self.learner
+            fits = inner not in KEEP_NETWORK or not self.begins_at_home
+            allowed = f"one network {here}: with the learner '{inner}' hospitals keep a network"
+            require(fits or len(settings.networks) == 1, "model", settings.model, allowed)
         state, reason = settings.train.optimizer_state, self.needs_fresh_optimizer
         fits = state == "fresh" or not reason
         require(fits, "train.optimizer-state", state, f"fresh {here}, {reason}")

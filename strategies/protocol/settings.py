@@ -336,6 +336,11 @@ class Settings:
         return [name.strip() for name in self.classes.split(",") if name.strip()]
 
     @property
+    def networks(self) -> set[str]:
+        """The names in `model`, which simulated hospitals take in turn."""
+        return {name.strip() for name in self.model.split(",")}
+
+    @property
     def own_streams(self) -> bool:
         """Whether each hospital has an order, or durations, of tasks of its own."""
         return self.tasks > 1 and (self.task_order == "shuffled" or self.task_spread > 0)

@@ -1,5 +1,6 @@
 import math
 import time
+from contextlib import nullcontext
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -20,6 +21,7 @@ from learning.models import Architecture
 from learning.samples import Samples, concatenate
 from learning.suited import check_suited
 from learning.training import batches, epoch_order, train
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import settings
@@ -99,6 +101,36 @@ def test_a_learner_whose_memory_travels_is_not_averaged(name):
         words = f"'learner' is '{name}'; it must be one without a memory .* 'fedavg' averages"
         with pytest.raises(SettingsError, match=words):
             STRATEGIES["fedavg"](settings(strategy="fedavg", learner=name))
+
+
+CHOSEN = [(name, "derpp") for name in get_args(get_type_hints(Settings)["learner"])]
+
+
+@pytest.mark.parametrize(("name", "inner"), [*CHOSEN, ("ser", "lwf"), ("ser", "oewc")])
+def test_a_learner_that_keeps_a_network_is_for_one_network(name, inner):
+    """Another network comes to a hospital in its second task, which fits no kept network."""
+    own, other = {
+        "twf": ("cnn", "resnet18-32"),
+        "pass": ("rotation-cnn", "rotation-mlp"),
+        "ser": ("ser-cnn", "ser-cnn-lsm"),
+        "saliency": ("ser-cnn", "ser-cnn-lsm"),
+    }.get(name, ("cnn", "mlp"))
+    changes = {"learner": name, "ser__learner": inner}
+    rehearsal: dict[str, torch.Tensor] = {}
+    fails = False
+    for task, model in ((1, own), (2, own), (2, other)):
+        received = Received(rehearsal=rehearsal, task=task)
+        kind = LEARNERS[name or "plain"]
+        try:
+            learner = learner_of(kind, network(model), None, received, tasks=2, **changes)
+        except ParcelError:
+            fails = model == other
+        rehearsal = dict(learner.rehearsal())
+    mixed = {**changes, "model": f"{own},{other}"}
+    STRATEGIES["standalone"](settings(strategy="standalone", **mixed))
+    for strategy in ("cwt", "rwt", "fedrewind"):
+        with pytest.raises(SettingsError, match="'model' is") if fails else nullcontext():
+            STRATEGIES[strategy](settings(strategy=strategy, **mixed))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
