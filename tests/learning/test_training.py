@@ -103,6 +103,15 @@ def test_a_learner_whose_memory_travels_is_not_averaged(name):
             STRATEGIES["fedavg"](settings(strategy="fedavg", learner=name))
 
 
+@pytest.mark.parametrize("name", ["agem", "fdr", "lwf", "oewc", "rehearsal"])
+def test_without_tasks_a_second_visit_is_plain_bit_for_bit(name):
+    """Nothing is of an earlier task. All classes are there, among which lwf compares."""
+    kept = dict(learner_of(LEARNERS[name], network("cnn")).rehearsal())
+    one, _ = visit(name, network("cnn"), received=Received(rehearsal=kept))
+    assert kept
+    assert_same(one, visit("plain", network("cnn"))[0])
+
+
 CHOSEN = [(name, "derpp") for name in get_args(get_type_hints(Settings)["learner"])]
 
 
