@@ -95,7 +95,8 @@ class ICaRL(FromBefore):
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a known last layer, no kept images, and tasks of equal classes.
 
-        A class that comes again would lose the images that were kept of it.
+        A class that comes again would lose the images that were kept of it. Tests within a visit
+        are refused, too: there a model has the trained layer, and no class means.
         """
         last_layer(model)
         allowed = "classes or given with icarl, whose tasks have new classes"
@@ -103,6 +104,8 @@ class ICaRL(FromBefore):
         require(settings.tasks == 1 or cut in ("classes", "given"), "task-cut", cut, allowed)
         size = cls.read_settings(settings).size
         require(size > 0, "reservoir.size", size, "2 or more for icarl, which needs class means")
+        within, allowed = settings.evaluate.epochs, "false with icarl, whose means end a visit"
+        require(not within, "evaluate.epochs", within, allowed)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch [N] of new and kept images."""

@@ -142,6 +142,8 @@ def test_the_mean_of_few_patients_stays_here():
 def test_what_cannot_be_used_is_refused():
     with pytest.raises(SettingsError, match=r"'reservoir.size' is 0; it must be 2 or more"):
         ICaRL.check_suited(network(), settings(reservoir__size=0))
+    with pytest.raises(SettingsError, match=r"'evaluate.epochs' is true; it must be false"):
+        ICaRL.check_suited(network(), settings(evaluate__epochs=True))
     wrong = Received(memory={"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
     with pytest.raises(UselessError, match="The last layer that came with the model has 'weight'"):
         learner_of(ICaRL, network(), of_class(0), wrong)
