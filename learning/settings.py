@@ -6,6 +6,7 @@
 from typing import Annotated, Literal
 
 from strategies.protocol.declared import (
+    MOST,
     AboveZero,
     Amount,
     Passes,
@@ -31,7 +32,7 @@ class CWCSettings:
     strength: Amount  # σ
     decay: Share  # γ
     importance: Literal["si", "ewc"]
-    damping: AboveZero  # ξ
+    damping: Annotated[float, bounds(1e-12, MOST)]  # ξ; far below, it is 0 in 32 bits
 
 
 @declare
@@ -74,7 +75,7 @@ class BatchNormSettings:
 class PrototypeSettings:
     """PASS, and the common part of FedSpace: the keys `pass.*`."""
 
-    temperature: AboveZero
+    temperature: Annotated[float, bounds(1e-6, MOST)]
     prototype_weight: Amount  # λ
 
 

@@ -1,6 +1,7 @@
 import math
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import fields
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -90,6 +91,38 @@ def test_every_learner_trains(learner):
     _, first = visit(learner, network(model), epochs=1)
     _, last = visit(learner, network(model), epochs=epochs)
     assert last["train-loss"] < first["train-loss"]
+
+
+def least(learner, key):
+    """The least of some values that a learner's setting may have."""
+    for value in (0.0, 5e-324, 1e-12, 1e-6):
+        with suppress(SettingsError):
+            LEARNERS[learner].read_settings(settings(**{key: value}))
+            return value
+    raise AssertionError(key)
+
+
+ABOVE_ZERO = [
+    (learner, f"{table}.{field.name}")
+    for learner, kind in LEARNERS.items()
+    if "fil-ver" not in learner and learner != "sums"
+    for table, declared in kind.tables
+    for field in fields(declared)
+    if get_type_hints(declared)[field.name] is float
+    if least(learner, f"{table}.{field.name}") > 0
+]
+
+
+@pytest.mark.parametrize(("learner", "key"), ABOVE_ZERO)
+def test_the_least_value_of_a_setting_gives_numbers(learner, key):
+    """The network's numbers have 32 bits, in which 5e-324 is 0."""
+    model = network(OWN.get(learner, "mlp"))
+    found = learner_of(LEARNERS[learner], model, **{key: least(learner, key)})
+    rng, chosen = np.random.default_rng(0), settings().train
+    metrics = train(found, chosen, 2, rng, float("inf"))
+    tensors = {**model.state_dict(), **found.memory(rng), **found.rehearsal()}
+    assert math.isfinite(metrics["train-loss"])
+    assert all(each.isfinite().all() for each in tensors.values())
 
 
 @pytest.mark.parametrize("name", get_args(get_type_hints(Settings)["learner"]))
