@@ -39,7 +39,7 @@ class TaskMemory(Learner):
         self.chosen = self.settings.section("reservoir", ReservoirSettings)
         self.kept = earlier_samples(self.received.rehearsal, self.received.task)
         count, task = len(self.samples), self.received.task
-        share = min(1, self.chosen.size / self.settings.tasks / count)
+        share = min(1, self.chosen.size // self.settings.tasks / count)
         self.rows = draw_rows(count, share, self.settings.seed, task) if share else None
 
     @classmethod

@@ -76,6 +76,18 @@ def test_each_task_has_its_share_of_the_kept_images(name):
 
 
 @pytest.mark.parametrize("name", ["agem", "fdr"])
+def test_no_more_images_are_kept_than_the_reservoir_has(name):
+    """20 of three tasks are 6 each, and not 7."""
+    rehearsal: dict[str, torch.Tensor] = {}
+    for task in (1, 2, 3):
+        received = Received(rehearsal=rehearsal, task=task)
+        changes = {"tasks": 3, "num_server_rounds": 3, "reservoir__size": 20}
+        learner = learner_of(LEARNERS[name], OnePixel(), white(10), received, **changes)
+        rehearsal = dict(learner.rehearsal())
+    assert rehearsal["tasks"].bincount().tolist() == [0, 6, 6, 6]
+
+
+@pytest.mark.parametrize("name", ["agem", "fdr"])
 def test_a_reservoir_has_two_images_of_each_task_or_none(name):
     """BatchNorm trains on two: a visit in the second task is possible."""
     for size in (0, 2, 4):
