@@ -93,17 +93,18 @@ class ICaRL(FromBefore):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without a known last layer, no kept images, and tasks of equal classes.
+        """Refuse a network without a known last layer, few kept images, and tasks of equal classes.
 
         A class that comes again would lose the images that were kept of it. Tests within a visit
         are refused, too: there a model has the trained layer, and no class means.
         """
-        last_layer(model)
+        outputs = last_layer(model).out_features
         allowed = "classes or given with icarl, whose tasks have new classes"
         cut = settings.task_cut
         require(settings.tasks == 1 or cut in ("classes", "given"), "task-cut", cut, allowed)
         size = cls.read_settings(settings).size
-        require(size > 0, "reservoir.size", size, "2 or more for icarl, which needs class means")
+        allowed = "2 or more for icarl, and at least the number of classes, whose means it needs"
+        require(size >= outputs, "reservoir.size", size, allowed)
         within, allowed = settings.evaluate.epochs, "false with icarl, whose means end a visit"
         require(not within, "evaluate.epochs", within, allowed)
 
@@ -130,7 +131,7 @@ class ICaRL(FromBefore):
     def _choice(self) -> tuple[Samples, Tensor, Tensor]:
         """The images to keep of each class, their patients, and the scaled means [K, d]."""
         means, small = self.means.clone(), 0
-        count, until = max(1, self.own.size // len(self.classes)), self.received.deadline
+        count, until = self.own.size // len(self.classes), self.received.deadline
         chosen: list[Samples] = []
         owners: list[Tensor] = []
         for c in self.classes.tolist():

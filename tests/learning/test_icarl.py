@@ -140,8 +140,10 @@ def test_the_mean_of_few_patients_stays_here():
 
 
 def test_what_cannot_be_used_is_refused():
-    with pytest.raises(SettingsError, match=r"'reservoir.size' is 0; it must be 2 or more"):
-        ICaRL.check_suited(network(), settings(reservoir__size=0))
+    for size in (0, 2):  # three classes
+        with pytest.raises(SettingsError, match=rf"'reservoir.size' is {size}; it must be 2 or"):
+            ICaRL.check_suited(network(), settings(reservoir__size=size))
+    ICaRL.check_suited(network(), settings(reservoir__size=3))
     with pytest.raises(SettingsError, match=r"'evaluate.epochs' is true; it must be false"):
         ICaRL.check_suited(network(), settings(evaluate__epochs=True))
     wrong = Received(memory={"weight": torch.zeros(2, 2), "bias": torch.zeros(3)})
