@@ -61,7 +61,8 @@ class Strategy(ABC):
             allowed = f"empty {here}, which has a learner of its own"
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
-            inner = dict(settings.tables)["ser.learner"] if self.learner == "ser" else self.learner
+            wrapped = dict(settings.tables).get("ser.learner")  # a missing one is refused elsewhere
+            inner = wrapped if self.learner == "ser" else self.learner
             fits = inner not in KEEP_NETWORK or not self.begins_at_home
             allowed = f"one network {here}: with the learner '{inner}' hospitals keep a network"
             require(fits or len(settings.networks) == 1, "model", settings.model, allowed)
