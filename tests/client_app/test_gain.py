@@ -48,6 +48,12 @@ def test_a_class_of_the_other_department_is_learnt_by_taking_part(draw, tmp_path
     for metric in gain.METRICS:
         both = [gains[name][metric].pairs for name in ("graz", "linz")]
         np.testing.assert_allclose(gains[HOME][metric].pairs, np.mean(both, axis=0))
+    one, other = gains[HOME]["auroc"].pairs
+    assert one != other  # the splits differ
+    assert one[0] != one[1]  # a classifier for home has seen the other department's images
+    again = measure_gains(folders[::-1], tmp_path / "store", splits=2)
+    for place, metrics in gains.items():
+        assert metrics == again[place]
 
 
 def test_departments_may_have_the_name_of_any_folder(draw, tmp_path):
