@@ -7,10 +7,10 @@ PLoS Genetics 4(8), e1000167, 2008). For normal distributions the best score is 
 
     (z − r_c)ᵀ w_c / √(w_cᵀ S w_c),    w_c = S⁻¹ (m_c − r_c)
 
-S is the covariance of references within classes, shrunk to that of synthetic features and to its
-mean variance. Features of a network are correlated. Synthetic ones are not, since the samplers draw
-each number by itself. Scores of all classes have the same scale. An image has the score 0 if its
-class has no reference or no synthetic features.
+S is the covariance of references within classes, shrunk towards that of synthetic features, and
+then towards its mean variance. Features of a network are correlated. Synthetic features are not,
+since the samplers draw each number by itself. Scores of all classes have the same scale. An image
+has the score 0 if its class has no reference or no synthetic features.
 
 Synthetic features of gan/noised_features.py are in a subspace that everybody knows. The attacker
 looks at all features there, scaled to length 1.

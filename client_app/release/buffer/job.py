@@ -136,8 +136,9 @@ def frequent_rows(labels: Tensor, fewest: int, group: int = 1) -> Tensor:
 def averaged_rows(labels: Tensor, patients: NDArray[np.int64], fewest: int) -> Tensor:
     """Images in classes whose mean is of at least `fewest` patients: bool [n], from labels [n].
 
-    A patient with many images decides on the mean of a class. So its patients, who have k images
-    each, count as (Σ k)² / Σ k²: all if they have equally many, and about one if one has most.
+    A patient with many images decides on the mean of a class. So patients with k images each count
+    as (Σ k)² / Σ k² patients. This is their number if they have equally many images, and about one
+    if one patient has most images.
     """
     (kinds, _), images = np.unique((labels.numpy(), patients), axis=1, return_counts=True)
     alike = np.bincount(kinds, images) ** 2 / np.bincount(kinds, images**2).clip(1)
