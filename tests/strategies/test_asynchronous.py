@@ -432,7 +432,10 @@ class Slow(FakeGrid):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", ["next", "idle"])
-def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_all(tests):
+def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_all(
+    tests, monkeypatch
+):
+    monkeypatch.setattr(courier, "LONGEST_PAUSE", 0.01)
     chosen = settings(num_server_rounds=12, async__tests=tests)
     state, ledger = done(chosen, Slow(federation(4)))
     tested: dict[int, set[str]] = {}
