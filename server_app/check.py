@@ -79,8 +79,9 @@ def check(
         require(fewest <= hospitals, "min-hospitals", fewest, allowed)
         if settings.enrolment in SCENARIOS:
             plan_table(settings, [str(k) for k in range(hospitals)])
+    answers = 2  # a network's outputs, if the hospitals' classes are unknown
     if simulated:
-        _check_data(settings, hospitals)
+        answers = _check_data(settings, hospitals) or answers
         for key in OWN_FILES:
             chosen = settings.run_config[key]
             path = Path(chosen.removeprefix(PUBLIC))
@@ -90,11 +91,12 @@ def check(
     # A real hospital has its own file of weights. An unknown image has a colour.
     own = settings if simulated else replace(settings, pretrained="")
     grey = simulated and side_of(settings.dataset) > 0
-    _check_models(own, strategy.learner, settings.image_channels or (1 if grey else 3), size)
+    channels = settings.image_channels or (1 if grey else 3)
+    _check_models(own, strategy.learner, channels, size, answers)
     return settings
 
 
-def _check_models(settings: Settings, learner: str, channels: int, size: int) -> None:
+def _check_models(settings: Settings, learner: str, channels: int, size: int, answers: int) -> None:
     """Check that the learner can train the networks; a hospital checks an unknown size (0).
 
     Published weights are not loaded, since that may be a download.
@@ -115,7 +117,7 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
         try:
             pixels = pixels_of(settings, name)
             unit, hidden = have_unit_features(settings.pretrained), settings.mlp.widths
-            network = Architecture(name, *shape, 2, hidden, pixels, unit_features=unit)
+            network = Architecture(name, *shape, answers, hidden, pixels, unit_features=unit)
             if size and settings.pretrained not in ("", IMAGENET):
                 load_pretrained(network.blank(), network, settings.pretrained)
             if settings.train.freeze == "body":
@@ -128,8 +130,11 @@ def _check_models(settings: Settings, learner: str, channels: int, size: int) ->
             raise SettingsError(text) from error
 
 
-def _check_data(settings: Settings, hospitals: int | None) -> None:
-    """Check the data set's name, its place on this machine, and its partition."""
+def _check_data(settings: Settings, hospitals: int | None) -> int:
+    """Check the data set's name, its place on this machine, and its partition.
+
+    Returns the number of a network's outputs; 0 if the classes are unknown.
+    """
     dataset, partition = settings.dataset, settings.partition
     kind, colon, rest = dataset.partition(":")
     names = [f"{name}:{each.rest}" if each.rest else name for name, each in KINDS.items()]
@@ -159,10 +164,11 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     allowed = "another value unless the images are in a manifest, which has the column 'task'"
     require(kind == "manifest" or not given, "task-cut", settings.task_cut, allowed)
     numbered = [str(k) for k in range(KINDS[kind].classes)]
-    if classes := settings.class_names or numbered:
-        outputs(classes, settings)
+    classes = settings.class_names or numbered
+    answers = outputs(classes, settings) if classes else []
     if numbered:
         _check_digits(settings, numbered, hospitals)
+    return len(answers)
 
 
 def _check_digits(settings: Settings, numbered: Sequence[str], hospitals: int | None) -> None:

@@ -193,6 +193,10 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
             "'mah.auxiliary' is 'public:/no'; it must be an existing file",
         ),
         ("strategy='rwt' learner='mah' tasks=5", "'mah.auxiliary' is ''; it must be public:"),
+        (
+            "strategy='rwt' learner='icarl' tasks=5 reservoir.size=9",
+            "'reservoir.size' is 9; it must be 2 or more for icarl, and at least the number of cl",
+        ),
         ("strategy='fedavg' model='cnn,mlp'", "'model' is 'cnn,mlp'; it must be one network"),
         ("model='densenet121'", "The model 'densenet121' cannot take 1x8x8 images"),
         ("min-hospitals=5", "'min-hospitals' is 5; it must be at most the number of hospitals"),
