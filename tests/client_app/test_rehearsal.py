@@ -168,6 +168,17 @@ def test_a_buffer_that_cannot_be_made_is_said(variant, level, tmp_path):
     assert {f.problem: f.level for f in card.findings}["no-buffer"] == level
 
 
+@pytest.mark.parametrize(("patients", "made"), [(0, True), (9, False)])
+def test_a_buffer_of_classes_of_few_patients_cannot_be_made(patients, made, tmp_path):
+    write(tmp_path / "data", {"a": 60, "b": 60}, patients=patients)
+    rules = f"{OPEN}release.allow-without-privacy = true\nrelease.min-averaged = 10\n"
+    changes = {"gan__method": "class-gaussians", "train__freeze": "body", "model": "cnn"}
+    card = card_of(tmp_path, rules, strategy="feder", **changes)
+    found = {each.problem for each in card.findings}
+    assert "refused" not in found, card.findings
+    assert ("no-buffer" in found) != made
+
+
 @pytest.mark.parametrize(("images", "warned"), [(20, True), (60, False)])
 def test_a_hospital_in_which_no_model_gets_a_figure_is_amber(images, warned, tmp_path):
     """A third of the images of a class is for tests; 10 are the fewest by the default policy."""

@@ -11,7 +11,7 @@ from client_app.authority.permission import admit, admit_run, hash_weights, judg
 from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets.findings import Finding
 from client_app.datasets.pool import large_class_rows
-from client_app.errors import LEAVES, line_of
+from client_app.errors import LEAVES, ReleaseError, line_of
 from client_app.hospital import Hospital, open_hospital
 from strategies.protocol.may_leave import check_answer
 from strategies.protocol.order import Order
@@ -70,16 +70,25 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
 
 
 def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
-    from client_app.release.buffer.job import frequent_rows  # its imports take seconds
+    from client_app.release.buffer import learnt_rows  # its imports take seconds
 
-    settings, labels = hospital.settings, hospital.data.train.labels
-    fewest = settings.release.min_class_images
-    if not frequent_rows(labels, fewest, hospital.smallest_group).any():
+    train, large = hospital.data.train, None
+    if policy := hospital.policy:
+        group = policy.figures.smallest_group
+        large = large_class_rows(train.patients, train.strata, group)
+    try:
+        possible = len(learnt_rows(hospital, large)) > 0
+    except ReleaseError:
+        possible = False
+    if not possible:
         yield Finding(
             "no-buffer",
-            f"No class has {fewest} images to train on (release.min-class-images): no synthetic "
-            "images of this hospital can leave it.",
-            "The hospital can take part in methods without synthetic images.",
+            "The classes have too few images or patients to train on: no synthetic images of this "
+            "hospital can leave it.",
+            "The hospital can take part in methods without synthetic images. Or change "
+            "release.min-class-images and, in the policy, figures.smallest-group, "
+            "release.min-class-training-images, release.min-averaged and "
+            "images.min-train-patients.",
             "red" if needed else "amber",
         )
 

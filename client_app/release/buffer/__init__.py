@@ -83,11 +83,8 @@ def make_buffer(
     distance = _distance(hospital, preset)
     inception = inception_file(gan.inception_weights) if preset.pretrained else None
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
-    countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
-    rows = countable[_learnt_rows(hospital, countable)]
+    rows = learnt_rows(hospital, large)
     learnt, patients = train[rows], data.train.patients[rows.numpy()]
-    if len(rows) and gan.method != "dp-mean-embedding":  # its statistic has all images
-        _check_patients(hospital, rows, len(countable))
     images = [fingerprint(train), fingerprint(learnt)]
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     classes = [data.classes, learnt.labels.unique().tolist()]
@@ -149,8 +146,23 @@ def make_buffer(
     return Release.from_arrays(kept, hospital.device)
 
 
-def _learnt_rows(hospital: Hospital, rows: Tensor) -> Tensor:
-    """Images of classes that a buffer may show, bool [n], of the training images int64 [n].
+def learnt_rows(hospital: Hospital, large: Indices | None) -> Tensor:
+    """The training images, int64 [n], of the classes that a buffer may show; `large` as above.
+
+    Raises:
+        ReleaseError: They are of too few patients.
+    """
+    train = hospital.data.train
+    countable = torch.arange(len(train)) if large is None else torch.from_numpy(large)
+    rows = countable[_is_shown(hospital, countable)]
+    # The statistic of dp-mean-embedding has all images.
+    if len(rows) and hospital.settings.gan.method != "dp-mean-embedding":
+        _check_patients(hospital, rows, len(countable))
+    return rows
+
+
+def _is_shown(hospital: Hospital, rows: Tensor) -> Tensor:
+    """Whether a buffer may show the class of an image, bool [n], of training images int64 [n].
 
     A run chooses `release.min-class-images`: compared with exact numbers of images, it would count
     them. So in a deployment it is compared with numbers in whole groups.
