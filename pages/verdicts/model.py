@@ -267,10 +267,15 @@ def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterato
     if not of_few:
         return
     _, _, least, row = of_few[0]
-    named = [f"{size(each)} of '{each['name']}' at {at['hospital']}" for *_, each, at in of_few]
+    several = len({at["hospital"] for *_, at in found}) > 1
+    places = [f" at {at['hospital']}" if several else "" for *_, at in of_few]
+    named = [
+        f"{size(each)} of '{each['name']}'{at}"
+        for (*_, each, _), at in zip(of_few, places, strict=True)
+    ]
     text = f"Classes with few test images: {join_names(named, NAMED)}."
     moves = 1 / least["images"] / len(tested_classes(row))
-    text += f" One image of '{least['name']}' moves the balanced accuracy there by {moves:.3f}"
+    text += f" One image of '{least['name']}' moves the balanced accuracy{places[0]} by {moves:.3f}"
     if least["recall"] and isfinite(least["recall"]["low"]):
         text += f"; the share that is right is {number(least['recall'])}"
     yield verdict("note", f"{text}.")

@@ -361,8 +361,11 @@ def test_a_class_of_few_test_images_is_named_with_its_hospital(sizes, said_of):
     tests = {("A", "A"): told(0.9, 0.8, sizes=sizes), ("B", "B"): told(0.9, 0.8, sizes=(80, 40))}
     (few,) = [text for _, text in said(summary_of(tests)) if text.startswith("Classes with few")]
     assert f"Classes with few test images: {said_of}. One image" in few
-    assert f"moves the balanced accuracy there by {1 / sizes[1] / 2:.3f}" in few
+    assert f"moves the balanced accuracy at A by {1 / sizes[1] / 2:.3f}" in few
     assert few.endswith("the share that is right is 0.800 (0.750 to 0.850).")
+    del tests["B", "B"]
+    (few,) = [text for _, text in said(summary_of(tests)) if text.startswith("Classes with few")]
+    assert " at A" not in few
 
 
 def test_without_details_there_are_figures_without_intervals():
