@@ -1,15 +1,14 @@
 """The release check: each buffer of synthetic images must pass it before it leaves a hospital.
 
-The check has three parts: the form of a buffer; a search for training images behind each synthetic
-image, also changed ones (audit/search.py); and whether the buffer as a whole is nearer to the
-training images than to held-out ones. Held-out images, which the generator has not seen, set the
+The check has two parts: a search for training images behind each synthetic image, also changed ones
+(audit/search.py); and whether the buffer as a whole is nearer to the training images than to
+held-out ones. Held-out images, which the generator has not seen, set the
 scale: they are searched for in the same way, unchanged and changed (audit/dresses.py).
 docs/privacy/buffers.md says what a pass proves.
 
 N images, C channels, H x W pixels.
 """
 
-from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from statistics import NormalDist
 
@@ -40,8 +39,7 @@ class Auditor:
         held_out: Tensor,
         held_out_labels: Tensor,
         *,
-        wanted: Tensor,
-        classes: Sequence[str],
+        classes: int,
         quantile: float,
         patients: tuple[NDArray[np.int64], NDArray[np.int64]],
     ) -> None:
@@ -55,16 +53,14 @@ class Auditor:
                 learn from.
             held_out: Other images [M, C, H, W] uint8 of the hospital.
             held_out_labels: Their classes, int64 [M].
-            wanted: Labels int64 [.] of the classes that a buffer must show.
-            classes: The names of all classes.
+            classes: Number of classes.
             quantile: Share of the held-out images that may be refused, in [0, 1).
             patients: The patient of each training image [.], and of each held-out image [M].
 
         Raises:
             ValueError: Fewer than two different held-out images are left.
         """
-        self.training, self.classes, self.quantile = training, classes, quantile
-        self.wanted = wanted.unique().tolist()
+        self.quantile = quantile
         self.hashes = set(map(_hash, training))
         kept = ~self._exact_copies(held_out)
         every, labels = held_out[kept], held_out_labels[kept]
@@ -82,7 +78,7 @@ class Auditor:
         self.searched: dict[bytes, Tensor] = {}  # residuals of an image, by its hash
         dressed = unseen if features else torch.cat([unseen, dress(unseen)])
         residuals = self.search(dressed).residuals
-        self.ranks = Ranks(residuals, labels.repeat(len(dressed) // len(unseen)), len(classes))
+        self.ranks = Ranks(residuals, labels.repeat(len(dressed) // len(unseen)), classes)
         ranks = self.ranks(residuals[: len(unseen)], labels)
         self.unseen_refused = (ranks <= quantile).double().mean().item()
         rows = [one_of_each(each, rng) for each in (patients[0], patients[1][kept.cpu().numpy()])]
@@ -102,10 +98,8 @@ class Auditor:
     def check(self, images: Tensor, labels: Tensor) -> Report:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
-        docs/privacy/buffers.md has the meaning of the figures. A buffer of the wrong form has none.
+        docs/privacy/buffers.md has the meaning of the figures.
         """
-        if faults := tuple(self._faults(images, labels)):
-            return Report(refusal="They do not have the form of a buffer.", reasons=faults)
         ranks = self.ranks(self._search_once(images), labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
         near, far = (self.aligned.align(images, each) for each in self.equal)
@@ -133,16 +127,6 @@ class Auditor:
             "release-nearer-p": p,
         }
         return Report(figures, next(iter(reasons), ""), tuple(reasons.values()))
-
-    def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
-        """The faults of a buffer's form."""
-        shape = tuple(self.training.shape[1:])
-        if images.dtype != self.training.dtype:
-            yield f"Images are {images.dtype}, not {self.training.dtype}."
-        if tuple(images.shape[1:]) != shape:
-            yield f"Images are of shape {tuple(images.shape[1:])}, the hospital's of {shape}."
-        if missing := sorted(set(self.wanted) - set(labels.tolist())):
-            yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
     def _search_once(self, images: Tensor) -> Tensor:
         """The residuals of the search, [N, scores]; each image is searched for once."""

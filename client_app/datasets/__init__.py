@@ -104,7 +104,7 @@ def open_data(
             if hospitals == 1
             else f"Hospital {hospital_index + 1} of {hospitals} has too few images: the split must "
             "leave 2 to train on and 1 to test on. Use fewer hospitals, a larger partition-alpha, "
-            "test-fraction or validation-fraction, or another partition."
+            "test-fraction or validation-fraction, another partition, or test-balanced = false."
         )
 
     whole = LocalSamples(

@@ -9,10 +9,10 @@ CLASSES = ("healthy", "ill", "unknown")
 
 
 def auditor(held_out=None, quantile=0.01):
-    training, labels = draw(120, seed=1)
+    training, _ = draw(120, seed=1)
     images, seen = draw(80, seed=2) if held_out is None else held_out
     patients = (np.arange(len(training)), np.arange(len(images)))
-    settings = {"wanted": labels, "classes": CLASSES, "quantile": quantile, "patients": patients}
+    settings = {"classes": len(CLASSES), "quantile": quantile, "patients": patients}
     return Auditor(training, images, seen, **settings)
 
 
@@ -159,22 +159,6 @@ def test_no_held_out_image_sets_no_threshold():
     images, labels = draw(1, seed=2)
     with pytest.raises(ValueError, match="at least two different test images"):
         auditor((images[:0], labels[:0]))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda x, y: (x.float(), y), "Images are torch.float32, not torch.uint8."),
-        (lambda x, y: (x[..., :4], y), "are of shape (1, 16, 4), the hospital's of (1, 16, 16"),
-        (lambda x, y: (x, 0 * y), "No image of class ill."),
-        (lambda x, y: (x[:0], y[:0]), "No image of class healthy, ill."),
-    ],
-)
-def test_a_buffer_of_the_wrong_form_is_refused(judge, change, reason):
-    verdict = judge.check(*change(*draw(10, seed=6)))
-    assert not verdict.passed
-    assert reason in verdict.reasons[0]
-    assert not verdict.figures
 
 
 def test_an_image_is_searched_for_once(judge, monkeypatch):

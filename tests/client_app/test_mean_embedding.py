@@ -155,6 +155,15 @@ def test_too_few_images_for_the_noise_are_refused(hospital, form):
         made(hospital(gan__epsilon=0.1, release__min_class_images=500, **form))
 
 
+@pytest.mark.usefixtures("_not_attacked")
+def test_a_buffer_that_is_too_small_for_its_classes_is_refused(hospital):
+    with pytest.raises(
+        ReleaseError, match=r"Each class needs one, and feder\.buffer-size is 9: set"
+    ):
+        made(hospital(), size=9)
+    assert len(made(hospital(), size=10).samples) == 10
+
+
 def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):
     with pytest.raises(SettingsError, match=r"gan\.delta"):
         made(hospital(gan__delta=0.01))

@@ -41,6 +41,9 @@ def make(job: Job) -> Release:
         raise job.refusal("No class has release.min-class-images images.")
     train = SAMPLERS[method]
     sampler = train(job)
+    if job.size < len(sampler.classes):
+        why = f"Each class needs one, and feder.buffer-size is {job.size}: set it higher."
+        raise job.refusal(why)
     examples = torch.isin(job.train.labels, sampler.classes)
     patients = job.hospital.data.train.patients[examples.cpu().numpy()]
     job = replace(job, learnt=job.train[examples], patients=patients)
@@ -71,8 +74,7 @@ def copy_audit(job: Job) -> Auditor:
             job.comparable(job.train.images),
             job.comparable(held_out.images),
             held_out.labels,
-            wanted=job.learnt.labels,
-            classes=data.classes,
+            classes=len(data.classes),
             quantile=job.hospital.settings.release.quantile,
             patients=(data.train.patients, held_out.patients),
         )
