@@ -188,9 +188,12 @@ class ImageRules(Rules, table="images"):
         settings = strategy.settings
         yield self.ruling("max-size", settings.image_size)
         yield self.ruling("min-batch", settings.train.batch_size)
-        kept, learners = settings.section("reservoir", ReservoirSettings), _learners_of(strategy)
-        if WITH_RESERVOIR & {*learners} and kept.size:  # a step also trains on these images
-            size = kept.size // settings.tasks if BY_TASK & {*learners} else kept.size
+        learners = {*_learners_of(strategy)}
+        if not WITH_RESERVOIR & learners:
+            return
+        kept = settings.section("reservoir", ReservoirSettings)
+        if kept.size:  # a step also trains on these images
+            size = kept.size // settings.tasks if BY_TASK & learners else kept.size
             yield self.ruling("min-train-patients", size)
             yield self.ruling("min-batch", min(kept.batch_size, size))
 
@@ -321,7 +324,7 @@ class PrivacyRules(Rules, table="privacy"):
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """The rulings on a run; the account adds the ε spent before."""
         settings, gan = strategy.settings, strategy.settings.gan
-        sums = settings.section("sums", SumsSettings)
+        sums = settings.section("sums", SumsSettings) if settings.strategy == "sums" else None
         guaranteed = gan.method == "dp-mean-embedding" and strategy.buffer_size > 0
         learners = {kind.learner for kind in strategy.kinds()}
         trained = settings.train.dp.noise_multiplier > 0
@@ -333,11 +336,11 @@ class PrivacyRules(Rules, table="privacy"):
             fits = guaranteed or not strategy.buffer_size
             yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
         if "sums" in self.require:
-            exact = WITH_MEMORY if sums.epsilon else {*WITH_MEMORY, "sums"}
+            exact = WITH_MEMORY if sums and sums.epsilon else {*WITH_MEMORY, "sums"}
             allowed, asked = f"none of {', '.join(sorted(exact))}", ", ".join(sorted(learners))
             yield Ruling("privacy.require", allowed, asked, not learners & exact)
         guarantees = [(gan.epsilon, gan.delta)] * guaranteed
-        if settings.strategy == "sums" and sums.epsilon:
+        if sums and sums.epsilon:
             guarantees.append((sums.epsilon, sums.delta))
         deltas = [delta for _, delta in guarantees] + [settings.train.dp.delta] * trained
         largest = self.ruling("max-epsilon", max((each for each, _ in guarantees), default=0.0))

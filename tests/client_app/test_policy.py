@@ -1,6 +1,7 @@
 """Tests of client_app/authority/policy.py: what a hospital allows, whatever a run asks for."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
@@ -31,6 +32,19 @@ def policy_of(tmp_path, text: str) -> Policy:
 
 def test_the_default_settings_pass_the_default_policy():
     Policy.read().check(Settings.parse(defaults()))
+
+
+def test_a_table_of_settings_that_the_run_does_not_read_decides_nothing():
+    """No method or learner of `standalone` reads these negative numbers."""
+    read = {field.name for field in fields(Settings)}
+    unread = {
+        key: -1
+        for key, value in defaults().items()
+        if key.partition(".")[0] not in {*read, "async"} and type(value) in (int, float)
+        if "." in key
+    }
+    assert {"reservoir.size", "sums.epsilon", "lwf.warm-up"} <= unread.keys()
+    Policy.read().check(Settings.parse(defaults() | {"strategy": "standalone"} | unread))
 
 
 @pytest.mark.parametrize(
