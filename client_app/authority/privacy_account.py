@@ -29,6 +29,7 @@ from strategies.protocol.settings import require
 from strategies.protocol.shapes import from_json
 
 FILE = "privacy.jsonl"
+BEGIN = '{"what": "'  # of each line
 EXACT = 64  # kinds of sampled releases that are composed as they are
 
 
@@ -68,17 +69,27 @@ def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) 
 def read_account(folder: Path) -> list[Spent]:
     """All releases so far. An incomplete line is skipped: its release was never made.
 
+    A process that is killed leaves the begin of a line; a loss of power leaves zeros in its place.
+
     Raises:
-        OwnError: The file cannot be read, or a line is no release.
+        OwnError: The file cannot be read, or a line is neither a release nor the begin of one.
     """
     path = folder / FILE
     if not os.path.lexists(path):
         return []
     try:
-        lines = read_text(path).splitlines()
-        return [from_json(line, Spent) for line in lines if line.endswith("}")]
+        lines = [line.strip("\0 ") for line in read_text(path).splitlines()]
+        return [
+            from_json(line, Spent)
+            for line in lines
+            if line.endswith("}") or line[: len(BEGIN)] != BEGIN[: len(line)]
+        ]
     except (OSError, ValueError) as error:
-        raise OwnError("privacy account", f"{path} is damaged: {reason_of(error)}") from error
+        raise OwnError(
+            "privacy account",
+            f"{path} is damaged: {reason_of(error).removesuffix('.')}. Restore it from a backup: "
+            "no release that it had may be forgotten.",
+        ) from error
 
 
 def require_delta(name: str, delta: float, patients: NDArray[Any], group: int) -> None:

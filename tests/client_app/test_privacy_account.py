@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from client_app.authority import privacy_account
+from client_app.authority.node_config import OwnError
 from client_app.authority.policy import PolicyError, PrivacyRules
 from client_app.authority.privacy_account import (
     FILE,
@@ -137,6 +138,28 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
         file.write('\n{"what": "y", "noi')
     spend(tmp_path, Spent("z", 100.0), 1e-5, RULES)
     assert read_account(tmp_path) == [Spent("x", 100.0), Spent("z", 100.0)]
+
+
+@pytest.mark.parametrize("end", ["\0" * 40, " ", "\r", "\n", "\n\0\0"])
+def test_what_stands_behind_a_release_does_not_take_it_back(tmp_path, end):
+    """A loss of power leaves zeros in the place of the next line; an editor leaves blanks."""
+    spend(tmp_path, Spent("x", 100.0), 1e-5, RULES)
+    with (tmp_path / FILE).open("a", newline="") as file:
+        file.write(end)
+    assert read_account(tmp_path) == [Spent("x", 100.0)]
+    spend(tmp_path, Spent("z", 100.0), 1e-5, RULES)
+    assert read_account(tmp_path) == [Spent("x", 100.0), Spent("z", 100.0)]
+
+
+@pytest.mark.parametrize("damaged", ["<html>", '\ufeff{"what": "x", "no', "{'what'", '{"what": 1}'])
+def test_a_line_that_no_release_begins_with_is_not_passed_over(tmp_path, damaged):
+    """The releases of such a line would be forgotten, and their ε spent again."""
+    spend(tmp_path, Spent("x", 100.0), 1e-5, RULES)
+    with (tmp_path / FILE).open("a") as file:
+        file.write(f"\n{damaged}")
+    with pytest.raises(OwnError) as refusal:
+        spend(tmp_path, Spent("z", 100.0), 1e-5, RULES)
+    assert "Restore it from a backup" in refusal.value.explain()
 
 
 @pytest.mark.parametrize("delta", [1 / 306, 1 / 300, 1 / 311])
