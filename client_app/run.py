@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
-from client_app.store import Store, append_text, own_folder
+from client_app.store import DamagedError, Store, append_text, own_folder
 from strategies.protocol.declared import excerpt
-from strategies.protocol.files import read_text, write_whole
+from strategies.protocol.files import read_bytes, write_whole
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import MAY_CHANGE, require
@@ -97,10 +97,14 @@ def check_newest(run: Store, label: Manifest) -> None:
 
     Only labels of sealed parcels can be trusted: the server can write any label on other parcels.
     Tested models do not count. If a tested model is undone, its lineage goes on from an older one.
+    A `DamagedError` names a note of the hospital's that cannot be read.
     """
     path = run.folder / "seen" / hashlib.sha256(label.lineage.encode()).hexdigest()[:16]
     now = (label.round, label.hop)
-    newest = tuple(map(int, read_text(path).split())) if path.exists() else ()
+    try:
+        newest = tuple(int(number) for line in _lines(path) for number in line.split())
+    except ValueError as error:
+        raise DamagedError(path, error) from error
     if now < newest:
         raise ParcelError(
             f"The model of lineage '{label.lineage}' is from round {now[0]}, hop {now[1]}, but a "
@@ -151,7 +155,7 @@ def count_visit(run: Store, most: int) -> None:
     with FileLock(run.folder.parent / ".visits.lock"):
         now = time.time()
         files = _files(run, "visits", now - DAY)
-        lines = [line for path in files for line in read_text(path).splitlines()]
+        lines = [line for path in files for line in _lines(path)]
         count = 1 + sum(_time_of(line) > now - DAY for line in lines)
         if count > most:
             raise PolicyError("runs.max-visits", count, f"{most} or fewer")
@@ -174,10 +178,15 @@ def _files(run: Store, name: str, since: float) -> Iterator[Path]:
 
 
 def _read_tests(path: Path) -> Iterator[_Test]:
-    for line in read_text(path).splitlines() if path.exists() else ():
+    for line in _lines(path):
         fields = line.split(" ")
         if len(fields) == len(_Test._fields):  # else the line is incomplete
             yield _Test(_time_of(fields[0]), *fields[1:])
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file; bytes that are not UTF-8 stay in their line, so that it counts."""
+    return read_bytes(path).decode(errors="replace").splitlines() if path.exists() else []
 
 
 def _time_of(text: str) -> float:

@@ -193,7 +193,7 @@ def read_text(path: Path, most: int = MOST) -> str:
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not in UTF-8: move it away.") from error
+        raise FileError(f"{path} is not in UTF-8: restore it from a backup.") from error
 
 
 def read_json(

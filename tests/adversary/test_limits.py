@@ -355,10 +355,11 @@ def test_the_classes_of_a_run_do_not_change_within_it(classes, tmp_path):
     assert not ask(place, run="2", order=classes).has_error()
 
 
-def test_a_damaged_line_of_a_count_still_counts(tmp_path):
+@pytest.mark.parametrize("damaged", [b"\0\0", b"\xff", "1\u2003".encode()])
+def test_a_damaged_line_of_a_count_still_counts(damaged, tmp_path):
     run = Store(tmp_path / "runs" / "1")
     count_visit(run, 2)
-    (run.folder / "visits").write_text("\x00\x00\n", "utf-8")
+    (run.folder / "visits").write_bytes(damaged + b"\n")
     count_visit(run, 2)
     with pytest.raises(PolicyError):
         count_visit(run, 2)

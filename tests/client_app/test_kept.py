@@ -5,7 +5,8 @@ import pytest
 from flwr.app import Message
 
 from client_app.app import app
-from client_app.run import Kept
+from client_app.authority.policy import PolicyError
+from client_app.run import Kept, check_newest, count_model
 from client_app.store import DamagedError, Store
 from learning.models import Architecture
 from learning.packing import pack_network
@@ -65,6 +66,30 @@ def test_a_damaged_file_is_named_to_the_hospital_alone_and_stays(tmp_path, load,
     assert str(tmp_path) not in str(raised.value)
     assert f"{path} is damaged (" in raised.value.explain()
     assert path.read_bytes() == rest
+
+
+def test_a_damaged_line_of_a_tested_model_counts(tmp_path):
+    """A line for each of two models, the second with another byte as its first."""
+    run, count = Store(tmp_path / "runs" / "1"), ("tested", "figures.max-models")
+    for model in ("a", "b"):
+        count_model(run, *count, model, 2)
+    path = run.folder / "tested"
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:-1], b"\xff" + lines[-1][1:]]))
+    count_model(run, *count, "b", 2)  # known
+    with pytest.raises(PolicyError):
+        count_model(run, *count, "c", 2)
+
+
+@pytest.mark.parametrize("damaged", [b"\xff", b"1 x", b"\0"])
+def test_a_damaged_note_of_the_newest_model_is_named(tmp_path, damaged):
+    run, label = Store(tmp_path), Manifest("linz", "{}", ["a", "b"], round=1, hop=1)
+    check_newest(run, label)
+    (path,) = (tmp_path / "seen").iterdir()
+    path.write_bytes(damaged)
+    with pytest.raises(DamagedError) as raised:
+        check_newest(run, label)
+    assert f"{path} is damaged (" in raised.value.explain()
 
 
 def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
