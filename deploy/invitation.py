@@ -30,7 +30,7 @@ from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
 from deploy.server import APP, register
 from strategies.protocol.code import hash_of
-from strategies.protocol.declared import Text, condition, declare, keys_of, pattern, read
+from strategies.protocol.declared import condition, declare, keys_of, pattern, read
 from strategies.protocol.files import (
     alone,
     parse_toml,
@@ -63,7 +63,7 @@ class Invitation:
     code: Hash  # the hash of the code that the consortium runs
     ends: Time  # the time until which the operator accepts an answer
     token: Token  # the secret of this invitation
-    pem: Text  # the certificate of the consortium's authority
+    pem: str  # the certificate of the consortium's authority
 
     @property
     def certificate(self) -> x509.Certificate:
@@ -216,8 +216,12 @@ def _is_time(text: str) -> bool:
 
 
 def _check_end(hospital: str, ends: str) -> None:
-    if datetime.now(UTC) > datetime.fromisoformat(ends):
-        raise DeployError(f"The invitation of {hospital} has ended at {ends}: ask for another.")
+    if (now := datetime.now(UTC)) > datetime.fromisoformat(ends):
+        raise DeployError(
+            f"The invitation of {hospital} has ended at {ends}, and this machine's clock shows "
+            f"{now:%Y-%m-%d %H:%M} UTC. Set the clock if it is wrong; else the operator invites "
+            f"{hospital} again."
+        )
 
 
 def _invitations(folder: Path) -> dict[str, dict[str, str]]:
