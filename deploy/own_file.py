@@ -3,7 +3,7 @@
 Each is in the folder of its hospital or server (docs/deployment.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,8 +100,19 @@ def read_own(folder: Path, file: str) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise DeployError(f"{path} cannot be read: {reason_of(error)}") from error
+    if isinstance(more := values.get(NODE_CONFIG), dict):
+        values[NODE_CONFIG] = dict(_with_dots(more))
     _check(path, values)
     return values
+
+
+def _with_dots(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a table and of the tables in it: TOML reads the dots of a key as tables."""
+    for key, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _with_dots(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _check(path: Path, values: dict[str, Any]) -> None:

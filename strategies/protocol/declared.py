@@ -79,7 +79,8 @@ def zero_or(least: float, most: float) -> AfterValidator:
     return condition(lambda n: n == 0 or least <= n <= most, f"0, or {least} to {most}")
 
 
-Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
+_LINE = "a text that is not blank, without line breaks and control characters; or leave it out"
+Text = Annotated[str, condition(lambda text: text.strip() and min(text) >= " ", _LINE)]
 Count = Annotated[int, bounds(0, MOST)]
 OneOrMore = Annotated[int, bounds(1, MOST)]
 TwoOrMore = Annotated[int, bounds(2, MOST)]

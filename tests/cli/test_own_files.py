@@ -103,6 +103,33 @@ def test_options_have_the_values_of_the_file_unless_they_are_given(call, graz, s
     assert (started[1].server, started[1].members) == ("other:1", "first-use")
 
 
+@pytest.mark.parametrize(
+    "lines",
+    ["train.batch-size = 8", '"train.batch-size" = 8', "[node-config.train]\nbatch-size = 8"],
+)
+def test_a_key_with_a_dot_needs_no_quotes(call, graz, started, lines):
+    write_own(graz, "hospital.toml", GRAZ)
+    file = graz / "hospital.toml"
+    file.write_text(f"{file.read_text()}[node-config]\n{lines}\n")
+    assert call("hospital", "start", "--hospital", "graz")[0] == 0
+    assert started[0].own_config == {"train.batch-size": 8}
+
+
+@pytest.mark.parametrize("value", [" ", "a\\u0000", "C:\\temp", "a\\nb"])
+@pytest.mark.parametrize("key", ["store", "data", "policy", "members", "model", "identity"])
+def test_a_text_with_control_characters_is_named_with_its_key(call, graz, started, key, value):
+    r"""In TOML, \t is a tab."""
+    write_own(graz, "hospital.toml", {"name": "graz"})
+    file = graz / "hospital.toml"
+    text, line = file.read_text(), f'{key} = "{value}"\n'
+    text = f"{text}[node-config]\n{line}" if key == "identity" else f"{line}{text}"
+    file.write_text(text)
+    status, _, error = call("hospital", "start", "--hospital", "graz")
+    assert (status, started) == (2, [])
+    assert f"hospital.toml: The setting '{key}' is " in error
+    assert len(error.strip().splitlines()) == 1
+
+
 def test_a_path_of_the_file_that_cannot_be_read_is_not_named_as_an_option(
     call, graz, started, monkeypatch
 ):
