@@ -21,7 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
-from strategies.protocol.files import cure_of, make_private, read_bytes, reason_of, write_new
+from strategies.protocol.files import (
+    FileError,
+    cure_of,
+    make_private,
+    read_bytes,
+    read_secret,
+    reason_of,
+    write_new,
+)
 from strategies.protocol.names import check_name
 
 YEARS = 10  # most years for which a certificate is valid
@@ -105,7 +113,9 @@ def _read_key(
     path: Path, load: Callable[[bytes, None], object], cure: str
 ) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load(read_bytes(path), None)
+        key = load(read_secret(path), None)
+    except FileError as error:
+        raise DeployError(str(error)) from error
     except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
         cure = cure_of(error, f"get a backup of it, or {cure}")
         raise DeployError(

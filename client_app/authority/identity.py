@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from client_app.authority.node_config import OwnError
 from client_app.store import Store, own_folder
-from strategies.protocol.files import read_bytes, reason_of, write_new
+from strategies.protocol.files import FileError, read_secret, reason_of, write_new
 from strategies.protocol.keys import read_key
 
 
@@ -70,18 +70,7 @@ class Identity:
         if not os.path.lexists(path):
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
             _make_once(path, b"".join(key.private_bytes_raw() for key in keys))
-        try:
-            raw, status = read_bytes(path), path.stat()
-        except OSError as error:
-            raise OwnError("identity file", f"{path} cannot be read: {reason_of(error)}") from error
-        if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
-            raise OwnError(
-                "identity file",
-                f"others can read or write {path}: give it to this user, with mode 0600. If others "
-                "may have read the file, make a new one.",
-            )
-        if len(raw) != 64:
-            raise OwnError("identity file", f"{path} has {len(raw)} bytes; 64 are expected.")
+        raw = _read("identity file", path, 64, ", or move it away, and give others the new keys.")
         return cls(
             name,
             Ed25519PrivateKey.from_private_bytes(raw[:32]),
@@ -98,22 +87,28 @@ def secret_of(store: Store) -> bytes:
     """The hospital's secret, which seeds the noise of its figures. It never leaves the store.
 
     Raises:
-        OwnError: The file was damaged. Noise hides nothing if its secret can be guessed.
+        OwnError: The file was damaged, or others may read it. Noise hides nothing if its secret is
+            known.
     """
     path = store.folder / "figures-secret"
     if not os.path.lexists(path):
         _make_once(path, secrets.token_bytes(32))
+    lost = ": with a new secret a server could ask again and average the noise out."
+    return _read("secret", path, 32, lost)
+
+
+def _read(what: str, path: Path, size: int, lost: str) -> bytes:
+    """The `size` bytes of a secret file; `lost` is what the hospital does without a backup."""
     try:
-        secret = read_bytes(path)
+        content = read_secret(path)
+    except FileError as error:
+        raise OwnError(what, str(error)) from error
     except OSError as error:
-        raise OwnError("secret", f"{path} cannot be read: {reason_of(error)}") from error
-    if len(secret) != 32:
-        raise OwnError(
-            "secret",
-            f"{path} has {len(secret)} bytes; 32 are expected. Restore it from a backup: with a "
-            "new secret a server could ask again and average the noise out.",
-        )
-    return secret
+        raise OwnError(what, f"{path} cannot be read: {reason_of(error)}") from error
+    if len(content) != size:
+        text = f"{path} has {len(content)} bytes; {size} are expected. Restore it from a backup"
+        raise OwnError(what, text + lost)
+    return content
 
 
 def _make_once(path: Path, content: bytes) -> None:

@@ -188,6 +188,18 @@ def read_bytes(path: Path, most: int = MOST) -> bytes:
         return file.read()
 
 
+def read_secret(path: Path) -> bytes:
+    """The content of a key or a secret; a FileError if other users can read or write its file."""
+    with open_checked(path) as file:
+        status = os.fstat(file.fileno())
+        if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
+            raise FileError(
+                f"Others can read or write {path}: give it to this user, with mode 0600. If others "
+                "may have read a key, make a new one."
+            )
+        return file.read()
+
+
 def read_text(path: Path, most: int = MOST) -> str:
     """The text of a file that a program wrote; a FileError if it is not in UTF-8."""
     try:

@@ -281,7 +281,7 @@ def test_keys_that_others_can_read_or_write_are_not_used(mode, tmp_path):
     (tmp_path / "identity").chmod(mode)
     with pytest.raises(OwnError) as refusal:
         Identity.load("graz", tmp_path / "identity")
-    assert "others can read or write" in refusal.value.explain()
+    assert "Others can read or write" in refusal.value.explain()
 
 
 def test_a_link_that_leads_nowhere_is_no_identity(tmp_path):

@@ -227,7 +227,11 @@ CASES = [
     ("members", appended("graz"), 'A line is name = "key"'),
     ("identity", as_folder, ""),
     ("identity", lambda path: path.write_bytes(b"short"), "has 5 bytes"),
-    ("identity", lambda path: path.chmod(0o644), "others can read"),
+    *(
+        (file, lambda path, mode=mode: path.chmod(mode), "Others can read or write")
+        for file in ("identity", "store/graz/figures-secret")
+        for mode in (0o644, 0o606, 0o620)
+    ),
     ("identity", lambda path: path.write_bytes(os.urandom(64)), "restore its backup first"),
 ]
 

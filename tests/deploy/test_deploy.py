@@ -383,7 +383,28 @@ def test_a_key_of_another_kind_is_refused(folder):
     (folder / "graz.key").write_bytes(
         key.private_bytes(encoding, form, serialization.NoEncryption())
     )
+    (folder / "graz.key").chmod(0o600)
     with pytest.raises(DeployError, match="is a key of another kind"):
+        start_supernode(of(folder))
+
+
+@pytest.mark.parametrize(
+    "expose",
+    [
+        lambda path: path.chmod(0o640),
+        lambda path: path.chmod(0o602),
+        pytest.param(
+            lambda path: os.chown(path, 1234, -1),
+            marks=pytest.mark.skipif("os.geteuid() != 0", reason="only root can give a file away"),
+        ),
+    ],
+)
+def test_a_key_that_others_can_read_or_write_is_refused(folder, expose):
+    make_key(folder, "graz")
+    expose(folder / "graz.key")
+    with pytest.raises(
+        DeployError, match=r"^Others can read or write .*/graz\.key: .* mode 0600\."
+    ):
         start_supernode(of(folder))
 
 
