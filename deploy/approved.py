@@ -51,9 +51,9 @@ def approve(folder: Path, checkout: Path) -> str:
             shutil.rmtree(draft)
             _check(place, code)
         else:
-            for each in (draft, *draft.rglob("*/")):
-                each.chmod(0o555)
             draft.rename(place)
+            for each in (place, *place.rglob("*/")):  # not before: nobody could remove the draft
+                each.chmod(0o555)
         write_whole(approved / "code", f"{code}\n")
     return code
 
@@ -64,23 +64,35 @@ def approved_code(folder: Path) -> Path:
     Raises:
         DeployError: No code is approved, or approved code was changed.
     """
+    code = approved_hash(folder)
+    place = folder / "approved" / code[:DIGITS]
+    _check(place, code)
+    return place
+
+
+def approved_hash(folder: Path) -> str:
+    """The hash of the code that a hospital has approved.
+
+    Raises:
+        DeployError: No code is approved, or the file with the hash cannot be read.
+    """
     chosen = folder / "approved" / "code"
+    again = (
+        f"approve this version with `fedhandoff hospital approve --hospital {quote(str(folder))}`"
+    )
     try:
         code = read_bytes(chosen).strip().decode("ascii", "replace")
     except FileNotFoundError:
         raise DeployError(
-            f"{folder} has no approved code: approve this version with `fedhandoff hospital "
-            f"approve --hospital {quote(str(folder))}`, and compare its hash with the other "
+            f"{folder} has no approved code: {again}, and compare its hash with the other "
             "hospitals'."
         ) from None
     except OSError as error:
-        cure = cure_of(error, "remove it, and approve this version again")
+        cure = cure_of(error, f"remove it, and {again}")
         raise DeployError(f"{chosen} cannot be read ({reason_of(error)}): {cure}.") from error
     if not re.fullmatch("[0-9a-f]{64}", code):
-        raise DeployError(f"{chosen} is damaged: it must hold one hash, as `approve` writes it.")
-    place = chosen.with_name(code[:DIGITS])
-    _check(place, code)
-    return place
+        raise DeployError(f"{chosen} is damaged, and holds no hash: {again}.")
+    return code
 
 
 def _check(place: Path, code: str) -> None:

@@ -30,8 +30,8 @@ def lock(folder: Path, what: str, **facts: str) -> Iterator[None]:
         descriptor = open_at_once(str(path), os.O_WRONLY | os.O_CREAT)
     except OSError as error:
         raise DeployError(
-            f"{folder} cannot be written to ({error.strerror}): {what} keeps its files there, so "
-            "give this user the right to, or choose another folder."
+            f"{path} cannot be written ({error.strerror}): {what} has its files there. Give "
+            "this user the right to write there, or choose another folder."
         ) from error
     with os.fdopen(descriptor, "w") as file:
         check_kind(file, path)

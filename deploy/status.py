@@ -4,12 +4,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from deploy.approved import approved_hash
 from deploy.credentials import end_of
 from deploy.errors import DeployError
 from deploy.own_file import FILES, read_own
 from deploy.running import is_running, read_facts
 from deploy.server import hospitals_of, last_run_of
-from strategies.protocol.files import expand, read_text
+from strategies.protocol.files import expand
 
 Lines = Iterator[tuple[str, str]]  # each with its label
 
@@ -46,8 +47,10 @@ def _hospital(folder: Path, facts: dict[str, str]) -> Lines:
         "server",
         facts.get("server", "unknown: it is in no hospital.toml, and no start has named it"),
     )
-    code = folder / "approved" / "code"
-    yield "code", read_text(code).strip() if code.exists() else "none is approved"
+    try:
+        yield "code", approved_hash(folder)
+    except DeployError as error:
+        yield "code", str(error)
 
 
 def _server(folder: Path, facts: dict[str, str]) -> Lines:

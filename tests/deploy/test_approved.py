@@ -11,6 +11,7 @@ from cli.places import HOSPITAL
 from deploy.approved import approve, approved_code
 from deploy.errors import DeployError
 from deploy.own_file import write_own
+from deploy.status import status
 from strategies.protocol.code import files_of, hash_of
 
 CODE = (
@@ -104,13 +105,16 @@ def test_bytecode_is_not_run_in_place_of_what_was_approved(checkout, tmp_path):
     assert installed(place) == {*CODE}
 
 
-def test_the_draft_of_a_process_that_was_killed_is_removed(checkout, tmp_path, monkeypatch):
-    """A kill between the copy and its hash leaves what this error leaves."""
+@pytest.mark.parametrize("killed", ["deploy.approved.hash_of", "pathlib.Path.rename"])
+def test_the_draft_of_a_process_that_was_killed_is_removed(killed, checkout, tmp_path, monkeypatch):
+    """A kill after the copy, or after its hash, leaves what this error leaves."""
     with monkeypatch.context() as context:
-        context.setattr("deploy.approved.hash_of", Mock(side_effect=KeyboardInterrupt))
+        context.setattr(killed, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             approve(tmp_path, checkout)
-    assert len([*(tmp_path / "approved").glob(".draft-*")]) == 1
+    (draft,) = (tmp_path / "approved").glob(".draft-*")
+    folders = (draft, *draft.rglob("*/"))
+    assert all(folder.stat().st_mode & 0o200 for folder in folders)  # a user may remove it
     approve(tmp_path, checkout)
     assert not [*(tmp_path / "approved").glob(".draft-*")]
 
@@ -131,6 +135,27 @@ def test_another_hash_is_not_that_of_the_code(checkout, tmp_path):
     (tmp_path / "approved" / "code").write_text(code[:16] + "0" * 48)
     with pytest.raises(DeployError, match="it was changed"):
         approved_code(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff\xfe", b"0" * 63, None])
+def test_a_hash_that_cannot_be_read_is_named_at_the_start_and_by_status(
+    content, checkout, tmp_path, capsys
+):
+    approve(tmp_path, checkout)
+    write_own(tmp_path, "hospital.toml", {"name": "graz"})
+    chosen = tmp_path / "approved" / "code"
+    chosen.unlink()
+    if content is None:
+        chosen.mkdir()
+    else:
+        chosen.write_bytes(content)
+    with pytest.raises(DeployError) as refusal:
+        approved_code(tmp_path)
+    why = str(refusal.value)
+    assert str(chosen) in why
+    assert "fedhandoff hospital approve --hospital" in why
+    status(tmp_path)
+    assert f"  code         {why}\n" in capsys.readouterr().out
 
 
 def test_a_hospital_is_told_to_approve_code(tmp_path, call):
