@@ -73,7 +73,7 @@ def make_key(folder: Path, hospital: str) -> str:
     An existing private key is kept. Returns the public key, as the line of `<name>.pub` begins.
 
     Raises:
-        DeployError: The private key cannot be read, or the public one is that of another.
+        DeployError: `check_key` refuses the keys that are there.
         ValueError: The name is not valid.
     """
     check_name(hospital)
@@ -83,30 +83,39 @@ def make_key(folder: Path, hospital: str) -> str:
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
-    line = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    line = _public_line(key)
     if not public.exists():  # it is new, or an earlier command was killed
         _write(public, line + f" {hospital}\n".encode(), 0o644)
-    elif read_bytes(public).split()[:2] != line.split():
-        raise DeployError(
-            f"{public} is not the public key of {private}: move it away, and repeat the command, "
-            "which makes it again."
-        )
     return line.decode()
 
 
-def check_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def check_key(private: Path) -> ec.EllipticCurvePrivateKey:
     """A hospital's private key, in a file that Flower can read, too.
 
     Raises:
-        DeployError: The file cannot be read, or holds another kind of key.
+        DeployError: The file cannot be read, or holds another kind of key; or there is a public key
+            beside it that is not its own, as after an exchange of files.
     """
     cure = (
         "move it and its .pub away, make a new one with `fedhandoff hospital key`, and have it "
         "registered"
     )
-    return _read_key(path, serialization.load_ssh_private_key, cure)
+    key = _read_key(private, serialization.load_ssh_private_key, cure)
+    public = private.with_suffix(".pub")
+    with suppress(FileNotFoundError):
+        if read_bytes(public).split()[:2] != _public_line(key).split():
+            raise DeployError(
+                f"{public} is not the public key of {private}. If {private.name} is another "
+                "hospital's, or an old one, give this hospital's. Else move the .pub away: "
+                "`fedhandoff hospital key` makes it again."
+            )
+    return key
+
+
+def _public_line(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The public half of a key, as the line of a .pub begins."""
+    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    return key.public_key().public_bytes(*form)
 
 
 def _read_key(

@@ -388,6 +388,15 @@ def test_a_key_of_another_kind_is_refused(folder):
         start_supernode(of(folder))
 
 
+def test_the_key_of_another_hospital_is_refused_at_the_start(folder):
+    """The server would take this hospital for the other one."""
+    make_key(folder, "graz")
+    make_key(folder, "linz")
+    (folder / "graz.key").write_bytes((folder / "linz.key").read_bytes())
+    with pytest.raises(DeployError, match=r"graz\.pub is not the public key of .*/graz\.key\. "):
+        start_supernode(of(folder))
+
+
 @pytest.mark.parametrize(
     "expose",
     [
