@@ -102,15 +102,11 @@ def join(
 def _making(
     folder: Path | None, name: str, data: str, server: str, members: str | None, model: str | None
 ) -> Iterator[Path]:
-    """Make a hospital's folder, with the keys of hospital.toml, for the block.
-
-    If this or the block fails, hospital.toml is removed, so that the next attempt goes on from
-    here.
-    """
+    """Make a hospital's folder; after the block its hospital.toml, with these keys."""
     from cli.authority import policy
     from deploy.approved import approve
     from deploy.credentials import make_key
-    from deploy.own_file import PLACE, write_own
+    from deploy.own_file import PLACE, making_own
     from deploy.server import APP
 
     place, known = folder or expand(PLACE) / name, None
@@ -118,8 +114,7 @@ def _making(
         known = expand(members).absolute() if members else place / "members"
         members = str(known) if members else "members"
     own = {"name": name, "data": data, "server": server, "members": members, "model": model}
-    write_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"})
-    try:
+    with making_own(place, HOSPITAL, {**own, "policy": "policy.toml", "store": "store"}):
         if not (place / "policy.toml").exists():
             policy(place / "policy.toml", None)
         make_key(place, name)
@@ -127,9 +122,6 @@ def _making(
         print("This line goes to the other hospitals, for their members:")
         _print_identity(place, name, place / "store", members=known)
         yield place
-    except BaseException:
-        (place / HOSPITAL).unlink()
-        raise
 
 
 def _print_identity(

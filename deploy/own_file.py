@@ -3,7 +3,9 @@
 Each is in the folder of its hospital or server (docs/deployment.md).
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,7 +160,16 @@ def _is_address(text: str) -> bool:
 
 
 def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
-    """Write the file of a folder, which is made; values that are None are left out.
+    """Write the file of a folder, as `making_own` does."""
+    with making_own(folder, file, values):
+        pass
+
+
+@contextmanager
+def making_own(folder: Path, file: str, values: dict[str, Any]) -> Iterator[None]:
+    """Make a folder, and after the block its file; values that are None are left out.
+
+    The file comes last, so that a command that fails or is killed can be repeated.
 
     Raises:
         DeployError: The file exists, or a value is wrong.
@@ -166,10 +177,12 @@ def write_own(folder: Path, file: str, values: dict[str, Any]) -> None:
     path = folder / file
     given = {key: value for key, value in values.items() if value is not None}
     _check(path, given)
+    taken = DeployError(f"{path} already exists: change it with an editor, or move it away.")
+    if os.path.lexists(path):
+        raise taken
     make_private(folder)
+    yield
     try:
         write_new(path, tomli_w.dumps(given).encode(), 0o644)
     except FileExistsError:
-        raise DeployError(
-            f"{path} already exists: change it with an editor, or move it away."
-        ) from None
+        raise taken from None

@@ -70,6 +70,21 @@ def test_after_a_failure_init_goes_on_with_the_keys_and_the_policy_that_are_ther
     ]
 
 
+def test_hospital_toml_is_written_last_so_a_killed_command_can_be_repeated(call, graz, monkeypatch):
+    def killed(folder, checkout):
+        assert [*folder.glob("*.key")] == [graz / "graz.key"]
+        assert not (folder / "hospital.toml").exists()
+        raise OSError
+
+    options = ("--data", "~/skin", "--server", "localhost:9092")
+    with monkeypatch.context() as context:
+        context.setattr("deploy.approved.approve", killed)
+        assert call("hospital", "init", "graz", *options)[0] == 2
+    key = (graz / "graz.key").read_bytes()
+    assert call("hospital", "init", "graz", *options)[0] == 0
+    assert (graz / "graz.key").read_bytes() == key
+
+
 def test_in_a_terminal_init_asks_for_what_is_missing(call, graz, monkeypatch):
     answers = iter(["~/skin", "fl.example.org:9092"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
