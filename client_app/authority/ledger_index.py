@@ -22,6 +22,7 @@ from io import FileIO
 from pathlib import Path
 
 from client_app.authority.identity import secret_of
+from client_app.authority.node_config import OwnError
 from client_app.authority.policy import MachineRules, PolicyError
 from client_app.run import DAY, REMEMBERED
 from client_app.store import GB, Store, disk_used, own_folder
@@ -75,6 +76,7 @@ class Index:
 
         Raises:
             BrokenLedger: The ledger does not end there, or the head is not the hospital's.
+            OwnError: The hospital's secret cannot be used.
         """
         size = self.file.seek(0, os.SEEK_END)
         known = self._count("kept")
@@ -86,6 +88,8 @@ class Index:
             written = json.loads(read_bytes(self._head)[:SECTOR])
             head = Head(**written["head"])
             right = self._secret.is_file() and written["code"] == self._code(head)
+        except OwnError:  # the secret's own
+            raise
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             right = False
         if not right or known < head.kept:
@@ -141,7 +145,9 @@ class Index:
         now = time.time()
         for file in (*KEPT, *(f"runs/{run}/{name}" for name in REMEMBERED if run)):
             path = self.path.parent / file
-            known = self.rows.execute("SELECT time FROM kept WHERE file = ?", (file,)).fetchone()
+            known = self.rows.execute(
+                "SELECT CAST(time AS REAL) FROM kept WHERE file = ?", (file,)
+            ).fetchone()
             if path.is_file() and not (known and now - HOUR < known[0] <= now):
                 row = (file, 0 if file == MEMBERS else path.stat().st_size, now)
                 self.rows.execute(
@@ -165,7 +171,8 @@ class Index:
             path = self.path.parent / str(file)
             if path.is_file() and path.stat().st_size >= size:
                 continue
-            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(when + lasts))
+            noted = max(0.0, min(when, time.time()))  # a damaged row may have any time
+            until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(noted + lasts))
             cure = (
                 f"the hospital answers no run before {until} UTC, and that run never"
                 if str(file).startswith("runs/")

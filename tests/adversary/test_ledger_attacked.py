@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+import sqlite3
 from hashlib import sha256
 from pathlib import Path
 
@@ -228,6 +229,39 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
     assert str(path) in caplog.text
     assert "Restore it from a backup." in caplog.text
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_secret_that_others_can_read_does_not_count_as_a_broken_ledger(tmp_path, caplog):
+    """The cure of a broken ledger begins a new one."""
+    place = deployed(tmp_path, strategy="rwt")
+    assert not asked(place, "1").has_error()
+    secret = ledger_of(place).with_name("figures-secret")
+    secret.chmod(0o640)
+    answer = asked(place, "1")
+    assert answer.error.code == Failure.SETTINGS
+    assert str(tmp_path) not in str(answer.error.reason)
+    assert f"Others can read or write {secret}: " in caplog.text
+    assert "ledger.head" not in caplog.text
+    secret.chmod(0o600)
+    assert not asked(place, "1").has_error()
+
+
+@pytest.mark.parametrize("time", ["9e999", "-9e999", "1e300", "'abc'"])
+def test_a_damaged_time_in_the_index_is_no_traceback(time, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    visits = tmp_path / "runs" / "1" / "visits"
+    visits.parent.mkdir(parents=True)
+    visits.write_text("1\n")
+    entry = {"time": "2026-01-01", "verb": "train", "run": "1", "left": []}
+    append(path, entry)
+    with contextlib.closing(sqlite3.connect(index_of(path))) as rows, rows:
+        rows.execute(f"UPDATE kept SET time = {time}")
+    append(path, entry)
+    with contextlib.closing(sqlite3.connect(index_of(path))) as rows, rows:
+        rows.execute(f"UPDATE kept SET time = {time}")
+    visits.unlink()
+    with open_index(path) as index:
+        assert "visits was deleted or cut" in index.find_missing("1")
 
 
 def test_whom_a_hospital_trusted_at_first_use_is_missed_when_it_is_gone(tmp_path):
