@@ -28,14 +28,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from deploy.credentials import end_of, make_key
 from deploy.errors import DeployError
 from deploy.own_file import Address, Name, read_own
-from deploy.server import APP, register
+from deploy.server import APP, read_list, register
 from strategies.protocol.code import hash_of
 from strategies.protocol.declared import condition, declare, keys_of, pattern, read
 from strategies.protocol.files import (
     alone,
     parse_toml,
     read_by_hand,
-    read_json,
     read_text,
     reason_of,
     replacing,
@@ -225,10 +224,7 @@ def _check_end(hospital: str, ends: str) -> None:
 
 
 def _invitations(folder: Path) -> dict[str, dict[str, str]]:
-    try:
-        return read_json(folder / INVITATIONS, dict[str, dict[str, str]])
-    except FileNotFoundError:
-        return {}
+    return read_list(folder / INVITATIONS, dict[str, dict[str, str]])
 
 
 def _keep(folder: Path, hospital: str, facts: dict[str, str]) -> None:

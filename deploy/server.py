@@ -27,8 +27,16 @@ from deploy.transport import (
     split_address,
 )
 from deploy.voice import SuperLinkVoice, Voice
-from strategies.protocol.files import alone, parse_toml, read_bytes, read_json, write_whole
+from strategies.protocol.files import (
+    FileError,
+    alone,
+    parse_toml,
+    read_bytes,
+    read_json,
+    write_whole,
+)
 from strategies.protocol.names import check_name, join_names
+from strategies.protocol.shapes import ShapeT
 
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # replace Flower's own programs
@@ -146,10 +154,21 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
 
 def names_of(folder: Path) -> dict[str, str]:
     """The names of a server's hospitals, by node. Flower does not report these names."""
+    return read_list(folder / HOSPITALS, dict[str, str])
+
+
+def read_list(path: Path, shape: type[ShapeT]) -> ShapeT:
+    """A list of the server's, in the shape of a `dict`; empty if there is no file.
+
+    Raises:
+        FileError: The file is damaged.
+    """
     try:
-        return read_json(folder / HOSPITALS, dict[str, str])
+        return read_json(path, shape)
     except FileNotFoundError:
-        return {}
+        return shape()
+    except FileError as error:
+        raise FileError(f"{error} Restore it from a backup.") from error
 
 
 def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
