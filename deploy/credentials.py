@@ -177,7 +177,7 @@ def end_of(certificate: Path) -> datetime:
 
 def _read_certificate(certificate: Path) -> x509.Certificate:
     try:
-        read = x509.load_pem_x509_certificate(read_bytes(certificate))
+        read, *_ = x509.load_pem_x509_certificates(read_bytes(certificate))  # OpenSSL reads all
     except (OSError, ValueError, x509.InvalidVersion) as error:
         reason = "it is not in PEM" if isinstance(error, ValueError) else reason_of(error)
         cure = cure_of(

@@ -258,8 +258,15 @@ def test_a_certificate_that_the_server_s_own_commands_refuse_is_refused_at_the_s
         server.start_superlink(folder, "127.0.0.1:1", 2)
 
 
-def test_what_is_no_certificate_is_named(graz):
-    (graz.folder / "ca.crt").write_text("hello")
+@pytest.mark.parametrize("kind", ["text", "cut off", "a second one"])
+def test_what_is_no_certificate_is_named(graz, kind):
+    """OpenSSL names neither file nor cure of a second certificate that is damaged."""
+    make_authority(graz.folder / "server", ["localhost"])
+    right = (graz.folder / "server" / "ca.crt").read_text()
+    begin, *_, end = right.splitlines(keepends=True)
+    second = f"{right}{begin}AAAA\n{end}"
+    wrong = {"text": "hello", "cut off": right[:-60], "a second one": second}
+    (graz.folder / "ca.crt").write_text(wrong[kind])
     with pytest.raises(DeployError, match=r"ca\.crt cannot be read as a certificate"):
         end_of(graz.folder / "ca.crt")
 
