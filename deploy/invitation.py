@@ -193,7 +193,10 @@ def _check(folder: Path, file: Path, answer: Answer) -> dict[str, str]:
     except (KeyError, TypeError, ValueError) as error:
         raise DeployError(f"{folder / INVITATIONS} is damaged: invite {name} again.") from error
     if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
-        raise DeployError(f"{file} does not answer the newest invitation of {name}.")
+        raise DeployError(
+            f"{file} does not answer the newest invitation of {name}: send it that one. A hospital "
+            "that has joined with an earlier one moves its hospital.toml away, and joins again."
+        )
     return kept
 
 

@@ -268,6 +268,21 @@ def test_a_key_is_not_registered_if_nothing_can_be_noted(
     assert accept(folder, answer) == "graz"
 
 
+def test_a_hospital_joins_again_with_a_newer_invitation_and_keeps_its_keys(
+    call, folder, registered, tmp_path
+):
+    join(call)
+    graz = tmp_path / "fedhandoff" / "graz"
+    invite(folder, "graz", tmp_path / "graz.invitation", 1)
+    with pytest.raises(DeployError, match=r"moves its hospital\.toml away, and joins again"):
+        accept(folder, graz / "graz.answer")
+    key = (graz / "graz.key").read_bytes()
+    (graz / "hospital.toml").rename(graz / "old")
+    join(call)
+    assert accept(folder, graz / "graz.answer") == "graz"
+    assert (graz / "graz.key").read_bytes() == key
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
