@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
@@ -36,8 +36,8 @@ from strategies.protocol.files import (
     write_whole,
 )
 from strategies.protocol.names import check_name, join_names
-from strategies.protocol.shapes import ShapeT
 
+ListT = TypeVar("ListT")
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # replace Flower's own programs
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
@@ -157,7 +157,7 @@ def names_of(folder: Path) -> dict[str, str]:
     return read_list(folder / HOSPITALS, dict[str, str])
 
 
-def read_list(path: Path, shape: type[ShapeT]) -> ShapeT:
+def read_list(path: Path, shape: type[ListT]) -> ListT:
     """A list of the server's, in the shape of a `dict`; empty if there is no file.
 
     Raises:
