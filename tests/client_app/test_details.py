@@ -28,6 +28,7 @@ def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
 
     Patients are numbered from 0; None = each image is one. Its noise is the same in every run.
     """
+    (tmp_path / "figures-secret").touch(0o600)
     (tmp_path / "figures-secret").write_bytes(bytes(32))
     if policy is not None:
         (tmp_path / "policy.toml").write_text(policy, "utf-8")
