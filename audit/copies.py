@@ -2,9 +2,9 @@
 
 The check has two parts: a search for training images behind each synthetic image, also changed ones
 (audit/search.py); and whether the buffer as a whole is nearer to the training images than to
-held-out ones. Held-out images, which the generator has not seen, set the
-scale: they are searched for in the same way, unchanged and changed (audit/dresses.py).
-docs/privacy/buffers.md says what a pass proves.
+held-out ones. Held-out images, which the generator has not seen, set the scale: they are searched
+for in the same way, unchanged and changed (audit/dresses.py). docs/privacy/buffers.md says what a
+pass proves.
 
 N images, C channels, H x W pixels.
 """

@@ -194,8 +194,9 @@ def _check(folder: Path, file: Path, answer: Answer) -> dict[str, str]:
         raise DeployError(f"{folder / INVITATIONS} is damaged: invite {name} again.") from error
     if not hmac.compare_digest(_mac(secret, name, answer.key), answer.mac):
         raise DeployError(
-            f"{file} does not answer the newest invitation of {name}: send it that one. A hospital "
-            "that has joined with an earlier one moves its hospital.toml away, and joins again."
+            f"{file} does not answer the newest invitation of {name}: send this invitation to "
+            "the hospital. If it has joined with an earlier one, it moves its hospital.toml away, "
+            "and joins again."
         )
     return kept
 

@@ -79,7 +79,7 @@ def check(
         require(fewest <= hospitals, "min-hospitals", fewest, allowed)
         if settings.enrolment in SCENARIOS:
             plan_table(settings, [str(k) for k in range(hospitals)])
-    answers = 2  # a network's outputs, if the hospitals' classes are unknown
+    answers = 2  # number of a network's outputs; of unknown classes there are at least two
     if simulated:
         answers = _check_data(settings, hospitals) or answers
         for key in OWN_FILES:

@@ -88,7 +88,7 @@ class Index:
             written = json.loads(read_bytes(self._head)[:SECTOR])
             head = Head(**written["head"])
             right = self._secret.is_file() and written["code"] == self._code(head)
-        except OwnError:  # the secret's own
+        except OwnError:  # of the secret: the ledger is not broken
             raise
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             right = False

@@ -69,27 +69,29 @@ def spend(folder: Path, spent: Spent, delta: float, rules: PrivacyRules | None) 
 def read_account(folder: Path) -> list[Spent]:
     """All releases so far. An incomplete line is skipped: its release was never made.
 
-    A process that is killed leaves the begin of a line; a loss of power leaves zeros in its place.
+    A process that is killed leaves the beginning of a line. A loss of power leaves zeros.
 
     Raises:
-        OwnError: The file cannot be read, or a line is neither a release nor the begin of one.
+        OwnError: The file cannot be read, or a line is neither a release nor the beginning of one.
     """
     path = folder / FILE
     if not os.path.lexists(path):
         return []
     try:
         lines = [line.strip("\0 ") for line in read_text(path).splitlines()]
-        return [
-            from_json(line, Spent)
-            for line in lines
-            if line.endswith("}") or line[: len(BEGIN)] != BEGIN[: len(line)]
-        ]
+        return [from_json(line, Spent) for line in lines if not _is_incomplete(line)]
     except (OSError, ValueError) as error:
         raise OwnError(
             "privacy account",
             f"{path} is damaged: {reason_of(error).removesuffix('.')}. Restore it from a backup: "
             "no release that it had may be forgotten.",
         ) from error
+
+
+def _is_incomplete(line: str) -> bool:
+    """Whether a line is empty, or the beginning of a release without its end."""
+    begins = line.startswith(BEGIN) or BEGIN.startswith(line)
+    return begins and not line.endswith("}")
 
 
 def require_delta(name: str, delta: float, patients: NDArray[Any], group: int) -> None:

@@ -267,15 +267,12 @@ def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterato
     if not of_few:
         return
     _, _, least, row = of_few[0]
-    several = len({at["hospital"] for *_, at in found}) > 1
-    places = [f" at {at['hospital']}" if several else "" for *_, at in of_few]
-    named = [
-        f"{size(each)} of '{each['name']}'{at}"
-        for (*_, each, _), at in zip(of_few, places, strict=True)
-    ]
+    at = " at {hospital}" if len({test["hospital"] for *_, test in found}) > 1 else ""
+    named = [f"{size(each)} of '{each['name']}'{at.format_map(test)}" for *_, each, test in of_few]
     text = f"Classes with few test images: {join_names(named, NAMED)}."
     moves = 1 / least["images"] / len(tested_classes(row))
-    text += f" One image of '{least['name']}' moves the balanced accuracy{places[0]} by {moves:.3f}"
+    place = at.format_map(row)
+    text += f" One image of '{least['name']}' moves the balanced accuracy{place} by {moves:.3f}"
     if least["recall"] and isfinite(least["recall"]["low"]):
         text += f"; the share that is right is {number(least['recall'])}"
     yield verdict("note", f"{text}.")

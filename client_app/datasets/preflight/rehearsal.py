@@ -72,10 +72,8 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
 def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
     from client_app.release.buffer import learnt_rows  # its imports take seconds
 
-    train, large = hospital.data.train, None
-    if policy := hospital.policy:
-        group = policy.figures.smallest_group
-        large = large_class_rows(train.patients, train.strata, group)
+    train = hospital.data.train
+    large = large_class_rows(train.patients, train.strata, hospital.smallest_group)
     try:
         possible = len(learnt_rows(hospital, large)) > 0
     except ReleaseError:

@@ -147,7 +147,9 @@ def make_buffer(
 
 
 def learnt_rows(hospital: Hospital, large: Indices | None) -> Tensor:
-    """The training images, int64 [n], of the classes that a buffer may show; `large` as above.
+    """The training images, int64 [n], of the classes that a buffer may show.
+
+    `large` are the images in classes with enough patients; None = all images.
 
     Raises:
         ReleaseError: They are of too few patients.

@@ -42,8 +42,8 @@ def make(job: Job) -> Release:
     train = SAMPLERS[method]
     sampler = train(job)
     if job.size < len(sampler.classes):
-        why = f"Each class needs one, and feder.buffer-size is {job.size}: set it higher."
-        raise job.refusal(why)
+        size = f"feder.buffer-size is {job.size}"
+        raise job.refusal(f"Each class needs one, and {size}: set it higher.")
     examples = torch.isin(job.train.labels, sampler.classes)
     patients = job.hospital.data.train.patients[examples.cpu().numpy()]
     job = replace(job, learnt=job.train[examples], patients=patients)
